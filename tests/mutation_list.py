@@ -2007,8 +2007,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="petastorm/reader_impl/columns.py",
         claim="times of another unit wrap in nanoseconds",
-        old="_in_one_type(parts) if is_exact else parts",
-        new="parts",
+        old="parts = _in_one_type(parts)\n",
+        new="parts = list(parts)\n",
         tests=("tests/unit/petastorm/test_shuffling_buffers.py",),
     ),
     Mutation(

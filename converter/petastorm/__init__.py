@@ -24,7 +24,7 @@ Rows, types, shapes, counts and classes of errors are Petastorm's. Stores that P
 | `hdfs_driver`, `pyarrow_serialize`, `zmq_copy_buffers`, `results_queue_size` | | accepted, do nothing |
 | `DataLoader` | `make_torch_dataloader` | no row of the last batch comes again in the next pass; takes readers with `NGram`; `batch_size` below 1 is refused |
 | `BatchedDataLoader` | `make_torch_dataloader` | with a shuffling queue rows of the whole store are mixed, not of a few row groups |
-| `make_petastorm_dataset` | `make_tf_dataset` | decimals of batches and times of rows work; a null among whole numbers or texts is an error; `unbatch().batch(n)` cuts columns |
+| `make_petastorm_dataset` | `make_tf_dataset` | decimals of batches and times of rows work; a null among whole numbers, times or texts is an error; `unbatch().batch(n)` cuts columns |
 | `NGram` | `sequences` | |
 | `WeightedSamplingReader` | `mix` | `len()` is gone, `reset()` is there; probabilities that are none are refused |
 | `TransformSpec` | `transform=` of a loader | |
@@ -39,11 +39,17 @@ Values, where Petastorm lost or garbled them:
 |---|---|---|
 | a null in a text column of batches | None | the text 'None' |
 | a null time in rows | None | `DecodeFieldError` |
+| times of `dataset_as_rdd` | of UTC, as a reader's | of the executor's zone |
+| texts of partition columns in a copy of a dataset | kept | numbers, as `7` of `007` |
+| nanoseconds of a time in rows | kept | cut |
 | lists of times or decimals in rows | lists of them | an error |
 | lists of texts or bytes without a codec | arrays of objects | one text of them all, or pointers |
 | a list of one float64 | a list | a number |
 | a null in a list of booleans | `DecodeFieldError` | False |
 | bytes of a text field | the text | the text "b'…'" |
+| numbers that the declared whole numbers cannot hold | `DecodeFieldError` | other numbers, with NumPy 1 |
+| texts and bytes that end with zeros | Python's own | NumPy's, which lose the zeros in pickles |
+| false in a boolean partition column | False | True |
 | partition values with escaped signs | unescaped | as in the folder's name |
 | big-endian arrays | of this machine's order | as they are, which torch refuses |
 | pictures of other dtypes than uint8 and uint16 | refused on encode | made uint8 |

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from converter.petastorm.columns import has_final_zero
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.reading.objects import to_numpy
 
@@ -41,8 +42,9 @@ def take_rows(block: Mapping[Any, Array], rows: Any) -> dict[Any, Array]:
 def to_batch(table: pa.Table, schema: Unischema) -> Block:
     """The columns as `make_batch_reader` hands them out.
 
-    Strings are `<U` arrays (objects with None where there are nulls), lists of one length matrices, integers with
-    nulls float64 with NaN, booleans with nulls objects, dates and decimals objects, times datetime64[ns].
+    Strings are `<U` arrays (objects if there is a null, which is None, or a zero at an end), lists of one length
+    matrices, integers with nulls float64 with NaN, booleans with nulls objects, dates and decimals objects, times
+    datetime64[ns].
 
     Raises:
         RuntimeError: the lists of a column differ in length.
@@ -62,7 +64,7 @@ def _batch_column(name: str, column: pa.ChunkedArray, shape: tuple[int | None, .
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         values: Array = to_numpy(array)
-        return values if array.null_count else values.astype(np.str_)
+        return values if array.null_count or has_final_zero(array) else values.astype(np.str_)
     if is_list(kind):
         matrix = _matrix_of(name, array)
         return matrix.reshape(len(array), *shape) if len(shape) > 1 else matrix

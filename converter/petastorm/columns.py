@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -26,7 +27,10 @@ def scalar_type(numpy_dtype: Any) -> Any:
 def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
     """A stored value as the declared type has it; as it is if that is neither NumPy's nor Decimal.
 
-    A list becomes an array. Numbers outside of the type's range wrap around, as they did before NumPy 2.
+    A list becomes an array.
+
+    Raises:
+        ValueError, TypeError: the value cannot be converted.
     """
     kind = scalar_type(numpy_dtype)
     if not _is_converted(kind):
@@ -34,19 +38,46 @@ def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
     if isinstance(value, (list, np.ndarray)):
         return _convert_items(kind, value)
     if kind is np.str_ and isinstance(value, (bytes, bytearray)):
-        return np.str_(bytes(value).decode())
+        return _text(kind, bytes(value).decode())
+    if kind is np.bool_ and isinstance(value, str):
+        return kind(boolean_of(value))
+    if kind in (np.str_, np.bytes_):
+        return _text(kind, value)
     if kind is np.datetime64 and getattr(value, "tzinfo", None) is not None:
-        # NumPy's times have no zone; stored ones are those of UTC.
-        return kind(value.astimezone(dt.timezone.utc).replace(tzinfo=None))
+        return moment_of(value)
     try:
-        return kind(value)
+        converted = kind(value)
     except OverflowError:
-        return np.asarray(value).astype(kind)[()]
+        raise ValueError(_beyond(kind, value)) from None
+    if isinstance(value, (int, np.integer)) and issubclass(kind, np.integer) and int(converted) != int(value):
+        raise ValueError(_beyond(kind, value))
+    return converted
+
+
+def boolean_of(text: str) -> bool:
+    """The boolean that a text, such as a folder's name, stands for; Python takes each text for true.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither 'true' nor 'false'")
+    return text.lower() == "true"
+
+
+def moment_of(value: dt.date) -> Any:
+    """A date or a time of Python or pandas as NumPy's, which has no zone: as that of UTC."""
+    if getattr(value, "tzinfo", None) is not None:
+        value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)  # type: ignore[attr-defined]
+    # pandas' times know nanoseconds.
+    return value.to_datetime64() if hasattr(value, "to_datetime64") else np.datetime64(value)
 
 
 def _convert_items(kind: Any, values: Any) -> Array:
     if issubclass(kind, (np.number, np.bool_)):
-        return np.asarray(values).astype(kind)
+        numbers = np.asarray(values)
+        _check_whole(kind, numbers)
+        return numbers.astype(kind)
     if kind is np.datetime64:
         return np.array([convert_scalar(kind, value) for value in values], _MICROSECONDS)
     return to_objects(values)
@@ -55,9 +86,9 @@ def _convert_items(kind: Any, values: Any) -> Array:
 def convert_column(numpy_dtype: Any, values: pa.Array) -> Array:
     """A column of numbers, texts, times or lists of them, as the declared type has them.
 
-    Numbers without nulls are an array of this dtype, times datetime64[us], dates datetime64[D], and lists of one
-    length a matrix. Everything else is an array of objects, with None where there are nulls. Nulls among floating
-    numbers are NaN.
+    Numbers without nulls are an array of this dtype, times datetime64[us] ([ns] if one has nanoseconds), dates
+    datetime64[D], and lists of one length a matrix. Everything else is an array of objects, with None where there are
+    nulls. Nulls among floating numbers are NaN.
 
     Raises:
         ValueError, TypeError: a value cannot be converted.
@@ -145,8 +176,21 @@ def _scalars(kind: Any, array: pa.Array) -> Array:
         return to_objects(array.to_pylist())
     if (kind is np.str_ and _is_text(array.type)) or (kind is np.bytes_ and _is_bytes(array.type)):
         present = array.drop_null() if array.null_count else array
-        return _with_nulls(array, to_objects(map(kind, present.to_pylist())))
+        convert = functools.partial(_text, kind) if has_final_zero(present) else kind
+        return _with_nulls(array, to_objects(map(convert, present.to_pylist())))
     return to_objects(None if value is None else convert_scalar(kind, value) for value in _present_or_nan(array))
+
+
+def has_final_zero(array: pa.Array) -> bool:
+    """Whether one of some texts or bytes ends with a zero, which NumPy takes for a filler."""
+    wide = array.cast(pa.large_string() if _is_text(array.type) else pa.large_binary())
+    return bool(pc.any(pc.ends_with(wide, "\0")).as_py())
+
+
+def _text(kind: Any, value: Any) -> Any:
+    """A text or bytes as NumPy's; as Python's if there are zeros at the end, which NumPy's loses in pickles."""
+    text = kind(value)
+    return text[:] if text.endswith("\0" if kind is np.str_ else b"\0") else text
 
 
 def _present_or_nan(array: pa.Array) -> list[Any]:
@@ -164,17 +208,33 @@ def _numbers(kind: Any, array: pa.Array) -> Array:
     is_floating = pa.types.is_floating(array.type)
     present = array.drop_null() if array.null_count and not is_floating else array
     numbers = present.to_numpy(zero_copy_only=False)
-    if is_floating and issubclass(kind, np.integer) and not np.isfinite(numbers).all():
-        raise ValueError(f"a null, NaN or infinity cannot become {kind.__name__}")
+    _check_whole(kind, numbers)
     return _with_nulls(array, np.asarray(numbers.astype(kind)))
+
+
+def _check_whole(kind: Any, numbers: Array) -> None:
+    """Raise ValueError if whole numbers of this type cannot hold these: a cast would wrap them around."""
+    if not issubclass(kind, np.integer) or numbers.dtype.kind not in "iuf" or np.can_cast(numbers.dtype, kind):
+        return
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        raise ValueError(f"a null, NaN or infinity cannot become {kind.__name__}")
+    limits = np.iinfo(kind)
+    for number in (numbers.min(), numbers.max()) if numbers.size else ():
+        if not limits.min <= int(number) <= limits.max:
+            raise ValueError(_beyond(kind, number))
+
+
+def _beyond(kind: Any, number: Any) -> str:
+    return f"the number {number} is none of {kind.__name__}; the store's schema needs a wider type"
 
 
 def _times(present: pa.Array) -> Array:
     if pa.types.is_date(present.type):
         return np.array(present.cast(pa.date32()).cast(pa.int32()).to_numpy().astype("datetime64[D]"))
     ticks = present.cast(pa.int64()).to_numpy()
-    times: Array = ticks.view(f"datetime64[{present.type.unit}]").astype(_MICROSECONDS)
-    return times
+    times: Array = ticks.view(f"datetime64[{present.type.unit}]")
+    is_finer = present.type.unit == "ns" and (ticks % 1000).any()
+    return times.copy() if is_finer else times.astype(_MICROSECONDS)
 
 
 def _with_nulls(array: pa.Array, present: Array) -> Array:

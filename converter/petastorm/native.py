@@ -73,6 +73,10 @@ def native_manifest(work: Work, given_up: threading.Event | None = None) -> Mani
         return None
     counts = np.zeros(manifest.num_row_groups, np.int64)
     files = [store.names.index(name) for name in manifest.file_names]
+    found = np.bincount(manifest.row_group_file, minlength=len(files))
+    if any(count and count != store.counts[file] for file, count in zip(files, found.tolist(), strict=True)):
+        # A file is another than was counted, which the reader itself says.
+        return None
     chosen = set(work.order.row_groups)
     for number in range(manifest.num_row_groups):
         place = (files[int(manifest.row_group_file[number])], manifest.row_group_in_file(number))

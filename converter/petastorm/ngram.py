@@ -163,6 +163,10 @@ class NGram:
         return np.timedelta64(int(self._delta_threshold), np.datetime_data(gaps.dtype)[0])  # type: ignore[call-overload]
 
     def _without_overlap(self, starts: npt.NDArray[np.int64], times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        if self.length == 1:
+            # Times need not be sorted: a row is kept if it is later than those that were kept before.
+            latest: Any = np.maximum.accumulate(times)
+            return starts[np.concatenate(([True], np.asarray(times[1:] > latest[:-1], np.bool_)))]
         kept: list[int] = []
         at, length = 0, self.length
         while at < len(starts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +23,10 @@ from converter.petastorm.blocks import (
     num_rows_of,
     to_batch,
 )
+from converter.petastorm.columns import to_objects
 from converter.petastorm.ngram import NGram
 from converter.petastorm.predicates import PredicateBase
-from converter.petastorm.row_groups import Filters, Item, generator_of, partition_like, partition_value
+from converter.petastorm.row_groups import Filters, Item, generator_of, names_in, partition_like, partition_value
 from converter.petastorm.store import Store
 from converter.petastorm.transform import TransformSpec
 from converter.petastorm.unischema import Unischema, decode_column
@@ -128,9 +130,8 @@ class Recipe:
                 )
         if isinstance(self.filters, pc.Expression):
             names += [*self.store.arrow_schema.names, *self.store.partition_names]
-        elif self.filters:
-            any_of = self.filters if isinstance(self.filters[0], list) else [self.filters]
-            names += [term[0] for terms in any_of for term in terms]
+        else:
+            names += names_in(self.filters)
         return list(dict.fromkeys(names))
 
     def _order_of(self, item: Item, num_rows: int) -> Rows | None:
@@ -163,26 +164,41 @@ class Recipe:
                 for name, _, value in terms:
                     if name in partition:
                         at = table.column_names.index(name)
-                        constant = pa.scalar(partition_like(partition[name], value))
+                        constant = pa.scalar(partition_like(name, partition[name], value))
                         table = table.set_column(at, name, pa.repeat(constant, table.num_rows))
             filters = pq.filters_to_expression(any_of)
-        # Longer than the name of any column, so that it is none of them.
-        numbers = "#" + max(table.column_names, key=len)
-        numbered = table.append_column(numbers, pa.array(np.arange(table.num_rows)))
-        passing = np.zeros(table.num_rows, np.bool_)
-        passing[numbered.filter(filters).column(numbers).to_numpy()] = True
-        return passing
+            return _rows_that_pass(filters, table)
+        try:
+            return _rows_that_pass(filters, self._with_partition_values(table))
+        except pa.ArrowNotImplementedError:
+            # It compares partition columns with texts.
+            return _rows_that_pass(filters, table)
 
     def _included(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Which rows the predicate includes."""
         assert self.predicate is not None
-        names = list(self.predicate.get_fields())
-        table = table.select(names)
-        if self.is_batched and not self.predicate.works_on_columns:
-            frame = self._with_partition_values(table).to_pandas()
-            return np.asarray(self.predicate.do_include(frame), np.bool_)
-        columns = to_batch(self._with_partition_values(table), self.stored) if self.is_batched else self._decode(table)
-        return np.asarray(self.predicate.do_include_columns(columns), np.bool_)
+        table = table.select(list(self.predicate.get_fields()))
+        if not self.is_batched:
+            return np.asarray(self.predicate.do_include_columns(self._decode(table)), np.bool_)
+        table = self._with_partition_values(table)
+        frame = functools.cache(table.to_pandas)
+
+        def mask_of(predicate: PredicateBase) -> npt.NDArray[np.bool_]:
+            if predicate.works_on_columns:
+                columns = self._comparable(table.select(list(predicate.get_fields())))
+                return np.asarray(predicate.do_include_columns(columns), np.bool_)
+            parts = predicate.mask_of_parts(mask_of)
+            return _mask_of_frame(predicate, predicate.do_include(frame()), table.num_rows) if parts is None else parts
+
+        return mask_of(self.predicate)
+
+    def _comparable(self, table: pa.Table) -> Block:
+        """A batch whose whole numbers stay so beside nulls: as doubles they would be rounded, and other texts."""
+        columns = to_batch(table, self.stored)
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if pa.types.is_integer(column.type) and column.null_count:
+                columns[name] = to_objects(column.to_pylist())
+        return columns
 
     def pieces(self, table: pa.Table) -> Iterator[pa.Table]:
         """The table in parts that are decoded one by one; all of it if batches or windows need the whole."""
@@ -213,8 +229,16 @@ class Recipe:
         if self.transform is None:
             return Piece(columns=columns)
         if self.apply is None:
+            self._require_all(columns)
             return Piece(columns={name: columns[name] for name in self.schema.fields})
         return Piece(rows=self._transform_rows(columns, self.apply))
+
+    def _require_all(self, columns: Block) -> None:
+        if not self.schema.fields.keys() <= columns.keys():
+            raise TransformMismatchError(
+                f"Transformed result columns ({','.join(columns)}) do not match required schema columns"
+                f"({','.join(self.schema.fields)}): a TransformSpec without func adds no column."
+            )
 
     def _make_batch(self, table: pa.Table) -> Block:
         table = self._with_partition_values(table)
@@ -222,12 +246,7 @@ class Recipe:
             block = to_batch(
                 table.select([name for name in self.schema.fields if name in table.column_names]), self.schema
             )
-            missing = [name for name in self.schema.fields if name not in block]
-            if missing:
-                raise TransformMismatchError(
-                    f"Transformed result columns ({','.join(block)}) do not match required schema columns"
-                    f"({','.join(self.schema.fields)}): a TransformSpec without func adds no column."
-                )
+            self._require_all(block)
             return block
         frame = self.apply(table.to_pandas())
         removed = [name for name in self.transform.removed_fields or () if name in frame.columns]
@@ -276,6 +295,25 @@ class Recipe:
                 at, kind = table.column_names.index(name), self.store.partition_types[name]
                 table = table.set_column(at, name, table.column(name).cast(kind))
         return table
+
+
+def _mask_of_frame(predicate: PredicateBase, answer: Any, num_rows: int) -> npt.NDArray[np.bool_]:
+    mask = np.asarray(answer, np.bool_)
+    if mask.shape != (num_rows,):
+        raise ValueError(
+            f"A predicate of the fields {', '.join(sorted(predicate.get_fields()))} gave {answer!r}, expected a "
+            f"boolean for each of {num_rows} rows: with make_batch_reader it gets pandas series and returns one."
+        )
+    return mask
+
+
+def _rows_that_pass(filters: pc.Expression, table: pa.Table) -> npt.NDArray[np.bool_]:
+    # Longer than the name of any column, so that it is none of them.
+    numbers = "#" + max(table.column_names, key=len)
+    numbered = table.append_column(numbers, pa.array(np.arange(table.num_rows)))
+    passing = np.zeros(table.num_rows, np.bool_)
+    passing[numbered.filter(filters).column(numbers).to_numpy()] = True
+    return passing
 
 
 class EachRow:

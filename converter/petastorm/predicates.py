@@ -8,6 +8,7 @@ hands out rows; for batches and a function of the user's it must make a frame.
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import itertools
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from converter.petastorm.columns import moment_of
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Mask = npt.NDArray[np.bool_]
@@ -55,6 +58,10 @@ class PredicateBase(metaclass=ABCMeta):
         names = list(columns)
         rows = zip(*columns.values(), strict=True)
         return np.array([bool(self.do_include(dict(zip(names, row, strict=True)))) for row in rows], np.bool_)
+
+    def mask_of_parts(self, mask_of: Callable[[PredicateBase], Mask]) -> Mask | None:  # noqa: ARG002 (it has none)
+        """Which rows are to be read, by the answers of the predicates that it is made of; None if there are none."""
+        return None
 
 
 class _FieldPredicate(PredicateBase):
@@ -105,14 +112,37 @@ class in_set(_FieldPredicate):  # noqa: N801 (Petastorm's name)
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         super().__init__(predicate_field)
         self._inclusion_values = set(inclusion_values)
+        moments = map(_nanoseconds_of, self._inclusion_values)
+        self._moments = {moment for moment in moments if moment is not None}
+        """Dates and times among them: rows have them in other classes and units, which are never equal."""
 
     def _includes(self, value: Any) -> bool:
-        return value in self._inclusion_values
+        if value in self._inclusion_values or (self._moments and _nanoseconds_of(value) in self._moments):
+            return True
+        # NaN and NaT are how columns hold a null.
+        return (
+            None in self._inclusion_values
+            and isinstance(value, (float, np.floating, np.datetime64))
+            and bool(np.isnan(value))
+        )
 
     def _mask(self, column: npt.NDArray[Any]) -> Mask:
+        if column.ndim == 1 and column.dtype.kind == "M" and np.datetime_data(column.dtype)[0] in _NANOSECONDS:
+            return self._mask_of_times(column)
+        if self._moments and column.ndim == 1 and column.dtype == object:
+            return np.fromiter(map(self._includes, column), np.bool_, len(column))
         # Python's own numbers are equal to NumPy's and made faster; its times are not.
         values = column.tolist() if column.ndim == 1 and column.dtype.kind not in "mM" else column
-        return np.fromiter(map(self._inclusion_values.__contains__, values), np.bool_, len(column))
+        mask = np.fromiter(map(self._inclusion_values.__contains__, values), np.bool_, len(column))
+        return mask | np.isnan(column) if column.dtype.kind == "f" and None in self._inclusion_values else mask
+
+    def _mask_of_times(self, column: npt.NDArray[Any]) -> Mask:
+        nanoseconds = _NANOSECONDS[np.datetime_data(column.dtype)[0]]
+        wanted = [each // nanoseconds for each in self._moments if each % nanoseconds == 0]
+        limits = np.iinfo(np.int64)
+        wanted = [each for each in wanted if limits.min < each <= limits.max]
+        mask = np.isin(column.view(np.int64), np.array(wanted, np.int64))
+        return mask | np.isnat(column) if None in self._inclusion_values else mask
 
 
 class in_intersection(_FieldPredicate):  # noqa: N801 (Petastorm's name)
@@ -254,6 +284,12 @@ class _Combination(PredicateBase):
             return super().do_include_columns(columns)
         return self._combined_masks([predicate.do_include_columns(columns) for predicate in self._predicates])
 
+    def mask_of_parts(self, mask_of: Callable[[PredicateBase], Mask]) -> Mask | None:
+        """Which rows are to be read, unless a derived class has a `do_include` of its own."""
+        if type(self).do_include is not _Combination.do_include or not self._predicates:
+            return None
+        return self._combined_masks(list(map(mask_of, self._predicates)))
+
     @abstractmethod
     def _combined(self, answers: list[Any]) -> Any:
         """The answer for a row, by the predicates' answers."""
@@ -311,6 +347,21 @@ class in_reduce(_Combination):  # noqa: N801 (Petastorm's name)
         return np.array([bool(self._reduce_func(answers)) for answers in stacked.T.tolist()], np.bool_)
 
 
+_NANOSECONDS = {"D": 86_400 * 10**9, "h": 3600 * 10**9, "m": 60 * 10**9, "s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+
+
+def _nanoseconds_of(value: Any) -> int | None:
+    """A date or a time, of Python, NumPy or pandas, as nanoseconds since 1970, those of UTC; None if it is neither."""
+    if isinstance(value, dt.date):
+        value = moment_of(value)
+    if not isinstance(value, np.datetime64) or np.isnat(value):
+        return None
+    unit = np.datetime_data(value.dtype)[0]
+    if unit not in _NANOSECONDS:
+        unit = "D" if unit in ("Y", "M", "W") else "ns"
+    return int(value.astype(f"datetime64[{unit}]").astype(np.int64)) * _NANOSECONDS[unit]
+
+
 def _string_to_bucket(string: str, bucket_num: int) -> int:
     # Not for secrecy: Petastorm's parts are the same as ours.
     return int(hashlib.md5(string.encode(), usedforsecurity=False).hexdigest(), 16) % bucket_num
@@ -324,7 +375,7 @@ def _text_of(value: Any) -> str:
 
 
 def _is_series(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "index")
 
 
 def _series_of(series: Any, mask: Mask) -> Any:

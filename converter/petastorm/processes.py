@@ -7,11 +7,14 @@ would, so scripts need no `if __name__ == "__main__"`. It ends when its pipe doe
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import importlib
+import io
 import logging
 import os
 import pickle
 import queue
+import select
 import struct
 import subprocess
 import sys
@@ -20,6 +23,8 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +100,7 @@ class _Process:
         """Keeps `end` from missing a process that is being started; the collector may call that from `_start`."""
 
         self._to: BinaryIO
-        self._back: BinaryIO
+        self._back: Any
 
     def _start(self) -> subprocess.Popen[bytes]:
         read_question, write_question = os.pipe()
@@ -109,7 +114,8 @@ class _Process:
         )
         os.close(read_question)
         os.close(write_answer)
-        self._to, self._back = os.fdopen(write_question, "wb"), os.fdopen(read_answer, "rb")
+        # Without a buffer, which would hide what has come.
+        self._to, self._back = os.fdopen(write_question, "wb"), os.fdopen(read_answer, "rb", buffering=0)
         _send(self._to, self._dumped)
         return popen
 
@@ -127,8 +133,10 @@ class _Process:
         if self._popen is None:
             raise RuntimeError("The reader was stopped, so its transform is not called any more.")
         try:
-            _send(self._to, pickle.dumps(argument, protocol=5))
-            answer = _receive(self._back)
+            if self._popen.poll() is not None:
+                raise EOFError
+            _send(self._to, _pickled(argument))
+            answer = _receive(self._back, self._wait_for_answer)
         except (BrokenPipeError, EOFError) as error:
             if self._ended.is_set():
                 raise RuntimeError("The reader was stopped while a process of it ran the transform.") from None
@@ -141,6 +149,19 @@ class _Process:
         if is_result:
             return value
         raise value
+
+    def _wait_for_answer(self) -> None:
+        """Wait for bytes of the process; what it has started may keep its pipe open when it has ended itself.
+
+        Raises:
+            EOFError: it has ended, and left no bytes.
+        """
+        assert self._popen is not None
+        waiting = select.poll()
+        waiting.register(self._back, select.POLLIN)
+        while not waiting.poll(1000):
+            if self._popen.poll() is not None and not waiting.poll(0):
+                raise EOFError
 
     def end(self) -> None:
         if self._is_anothers:
@@ -175,6 +196,9 @@ class _Process:
 
 def serve(question_fd: int, answer_fd: int) -> None:
     """Answer questions until the pipe ends: what a process of `Processes` runs."""
+    for fd in (question_fd, answer_fd):
+        # Or a program that the function starts would keep the pipes open.
+        os.set_inheritable(fd, False)
     questions, answers = os.fdopen(question_fd, "rb"), os.fdopen(answer_fd, "wb")
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt), questions, answers:
         function = pickle.loads(_receive(questions))  # noqa: S301 (the parent's function)  # nosec B301
@@ -185,7 +209,7 @@ def serve(question_fd: int, answer_fd: int) -> None:
 
 def _answer(function: Callable[[Any], Any], argument: Any) -> bytes:
     try:
-        return pickle.dumps((True, function(argument)), protocol=5)
+        return _pickled((True, function(argument)))
     except Exception as error:  # noqa: BLE001 (a user's function may raise anything, and the parent raises it)
         try:
             pickled = pickle.dumps((False, error), protocol=5)
@@ -196,18 +220,37 @@ def _answer(function: Callable[[Any], Any], argument: Any) -> bytes:
         return pickled
 
 
+def _pickled(value: Any) -> bytes:
+    """A value in bytes; NumPy itself would leave out the zeros at the end of its texts and bytes."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=5)
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        np.bytes_: lambda value: (np.bytes_, (value[:],)),
+        np.str_: lambda value: (np.str_, (value[:],)),
+    }
+    pickler.dump(value)
+    return buffer.getvalue()
+
+
 def _send(pipe: BinaryIO, content: bytes) -> None:
     pipe.write(_LENGTH.pack(len(content)))
     pipe.write(content)
     pipe.flush()
 
 
-def _receive(pipe: BinaryIO) -> bytes:
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    content = pipe.read(length)
-    if len(content) < length:
-        raise EOFError
+def _receive(pipe: Any, wait: Callable[[], None] = lambda: None) -> memoryview:
+    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size, wait))
+    return _read(pipe, length, wait)
+
+
+def _read(pipe: Any, length: int, wait: Callable[[], None]) -> memoryview:
+    content = memoryview(bytearray(length))
+    start = 0
+    while start < length:
+        wait()
+        count = pipe.readinto(content[start:])
+        if not count:
+            raise EOFError
+        start += count
     return content

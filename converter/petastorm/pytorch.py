@@ -49,7 +49,7 @@ from converter.petastorm.reader_impl.torch_columns import (
     sanitized_block,
     sanitized_row,
     tensor_blocks,
-    tensor_of,
+    tensor_of_rows,
 )
 
 __all__ = ["BatchedDataLoader", "DataLoader", "InMemBatchedDataLoader", "LoaderBase", "decimal_friendly_collate"]
@@ -305,8 +305,7 @@ def _load_rows_into_mem(reader: Any, transform_fn: Transform, rows_capacity: int
     reader.stop()
     reader.join()
     names = list(parts[0]) if parts else []
-    # A tensor has one type.
-    return names, [tensor_of(join([part[name] for part in parts], is_exact=False)) for name in names]
+    return names, [tensor_of_rows(name, join([part[name] for part in parts], name)) for name in names]
 
 
 class InMemBatchedDataLoader:

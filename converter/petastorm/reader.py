@@ -114,7 +114,7 @@ class Reader:
             )
         self.schema: Unischema = wanted if options.transform is None else transform_schema(wanted, options.transform)
         choice = choose(
-            store, wanted, predicate=options.predicate, selector=options.selector, filters=options.filters,
+            store, stored, predicate=options.predicate, selector=options.selector, filters=options.filters,
             shares=options.shares,
         )  # fmt: skip
         seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)
@@ -147,6 +147,7 @@ class Reader:
         self._pieces = self._read()
         self._at_hand = NOTHING
         self._failure: BaseException | None = None
+        self._is_read_elsewhere = False
         self._at_stop: list[Callable[[], None]] = []
         _readers.add(self)
 
@@ -267,11 +268,23 @@ class Reader:
     @property
     def is_fresh(self) -> bool:
         """Whether nothing was handed out since the beginning, or since `reset`."""
-        return not self._num_pieces and not self.last_row_consumed and not self.stopped
+        is_begun = self._num_pieces or self._is_read_elsewhere
+        return not is_begun and not self.last_row_consumed and not self.stopped
+
+    def begin(self) -> None:
+        """Note that a loader hands out the rows in an order of its own, so that nothing else may, too."""
+        # Epochs without end have each row again anyway.
+        self._is_read_elsewhere = self.num_epochs is not None
 
     def finish(self) -> None:
         """Note that a loader has handed out all rows in a way of its own, so that `reset` may follow."""
-        self.last_row_consumed = True
+        self.last_row_consumed, self._is_read_elsewhere = True, False
+
+    def leave(self, num_epochs: int) -> None:
+        """Note that such a loader was left in the last of so many epochs: epochs without end go on with the next."""
+        if self.num_epochs is None and not self.stopped and self.is_fresh:
+            self._epochs_done += num_epochs
+            self._pieces = self._read()
 
     # Reading ------------------------------------------------------------------------
 
@@ -334,6 +347,11 @@ class Reader:
 
     def _next_native(self) -> Any:
         self._require_running()
+        if self._is_read_elsewhere:
+            raise RuntimeError(
+                "A loader with a shuffling queue reads this reader's rows, or was left before the end: other rows than "
+                "its own are not known. Finish its pass, or make the reader again."
+            )
         if self._failure is not None:
             # What comes after an error is no end: rows are missing.
             raise self._failure

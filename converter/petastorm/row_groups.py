@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import sys
 import warnings
@@ -16,7 +17,8 @@ import pyarrow.parquet as pq
 
 from converter.errors import ConverterWarning
 from converter.petastorm import stored_schema
-from converter.petastorm.errors import NoDataAvailableError
+from converter.petastorm.columns import boolean_of, convert_scalar, scalar_type
+from converter.petastorm.errors import DecodeFieldError, NoDataAvailableError
 from converter.petastorm.predicates import PredicateBase
 from converter.petastorm.selectors import RowGroupSelectorBase
 from converter.petastorm.store import RowGroup, Store
@@ -96,9 +98,11 @@ def choose(
     """The row groups of one reader. Warns if there are none.
 
     Raises:
-        ValueError: the predicate or the selector is none, or names an index that is not stored or is of other files.
+        ValueError: filters name a column that is in no file; or the predicate or the selector is none, or names an
+            index that is not stored or is of other files.
         NoDataAvailableError: there are fewer row groups than shards.
     """
+    _check_names(store, filters)
     row_groups = store.row_groups()
     chosen = _where_filters_may_pass(store, row_groups, filters)
     if predicate is not None:
@@ -159,10 +163,53 @@ def _files_that_pass(store: Store, schema: Unischema, predicate: PredicateBase, 
 
 
 def partition_value(schema: Unischema, name: str, text: str | None) -> Any:
-    """A folder's value as its field has it."""
+    """A folder's value as its field has it.
+
+    Raises:
+        DecodeFieldError: it is none of the field's type.
+    """
     if text is None or name not in schema.fields:
         return text
-    return schema.fields[name].numpy_dtype(text)
+    try:
+        return _of_type(scalar_type(schema.fields[name].numpy_dtype), text)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise DecodeFieldError(f'Decoding field "{name}" failed: its folder says {text!r}: {error}') from error
+
+
+def _of_type(kind: Any, text: str) -> Any:
+    """A folder's value as a type has it."""
+    if issubclass(kind, np.generic):
+        return convert_scalar(kind, text)
+    if issubclass(kind, bool):
+        return boolean_of(text)
+    return kind.fromisoformat(text) if issubclass(kind, (dt.date, dt.time)) else kind(text)
+
+
+def names_in(filters: Filters) -> list[str]:
+    """The columns that filters compare, unless they are an expression."""
+    if isinstance(filters, pc.Expression) or not filters:
+        return []
+    any_of = filters if isinstance(filters[0], list) else [filters]
+    return list(dict.fromkeys(term[0] for terms in any_of for term in terms))
+
+
+def _check_names(store: Store, filters: Filters) -> None:
+    """Raise ValueError if filters name what is no column: all its values would be null, and no row would pass."""
+    unknown = set(names_in(filters)) - {*store.partition_names}
+    if not unknown:
+        return
+    known = {*store.partition_names, *store.arrow_schema.names}
+    unknown -= known
+    # Later files may have columns of their own.
+    for file in range(1, len(store.names) if unknown else 1):
+        unknown -= set(store.footer(file).schema.to_arrow_schema().names)
+        if not unknown:
+            return
+    if unknown:
+        raise ValueError(
+            f"filters names {', '.join(map(repr, sorted(unknown)))}, which no file has as a column. There are "
+            f"{', '.join(sorted(known))}."
+        )
 
 
 def _where_filters_may_pass(store: Store, row_groups: Sequence[RowGroup], filters: Filters) -> list[int]:
@@ -187,16 +234,26 @@ def _where_filters_may_pass(store: Store, row_groups: Sequence[RowGroup], filter
 
 def _holds(partition: Mapping[str, str | None], term: tuple[Any, ...]) -> bool:
     name, _, value = term
-    values = pa.array([partition_like(partition[name], value)])
+    values = pa.array([partition_like(name, partition[name], value)])
     return bool(pa.table({name: values}).filter(pq.filters_to_expression([[term]])).num_rows)
 
 
-def partition_like(text: str | None, value: Any) -> Any:
-    """A partition's text with the type of the value that a filter compares it with."""
+def partition_like(name: str, text: str | None, value: Any) -> Any:
+    """A partition's text with the type of the value that a filter compares it with.
+
+    Raises:
+        ValueError: it is none of that type.
+    """
     if text is None:
         return None
     sample = next(iter(value), "") if isinstance(value, (list, tuple, set, frozenset)) else value
-    return text if isinstance(sample, str) else type(sample)(text)
+    try:
+        return text if isinstance(sample, str) else _of_type(type(sample), text)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"filters compares the partition column {name!r} with {sample!r}, but a folder says {text!r}: {error}. "
+            "Compare it with a text."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from converter.petastorm.unischema import Unischema
 from converter.petastorm.utils import decode_row
 from converter.sources.spark.confs import changed_confs
 
-_AS_TEXTS = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
+AS_TEXTS = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
 """The schema says what partition values are; Spark would make a number of `007`."""
 
 
@@ -32,15 +33,25 @@ def dataset_as_rdd(
     schema = get_schema_from_dataset_url(dataset_url, hdfs_driver=hdfs_driver)
     if schema_fields is not None:
         schema = schema.create_schema_view(schema_fields)
-    with changed_confs(spark_session, _AS_TEXTS):
+    with changed_confs(spark_session, AS_TEXTS):
         frame = spark_session.read.parquet(summary.open_folder(dataset_url).spark_url)
     if schema_fields is not None:
         frame = frame.select(*schema.fields)
 
+    moments = [field.name for field in frame.schema if field.dataType.typeName() == "timestamp"]
+
     def decode(row: Any) -> Any:
-        return _namedtuple_of(row.asDict(), schema)
+        return _namedtuple_of(_in_utc(row.asDict(), moments), schema)
 
     return frame.rdd.map(decode)
+
+
+def _in_utc(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The values of a row with times of UTC, as readers have them; Spark's Python has those of this process's zone."""
+    for name in names:
+        if values[name] is not None:
+            values[name] = values[name].astimezone(dt.timezone.utc).replace(tzinfo=None)
+    return values
 
 
 def _namedtuple_of(row: Mapping[str, Any], schema: Unischema) -> Any:

@@ -61,6 +61,7 @@ class Store:
 
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)
     _stamps: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    _footer_stamps: dict[int, tuple[int, int | None] | None] = field(default_factory=dict)
 
     @functools.cached_property
     def metadata(self) -> Mapping[bytes, bytes]:
@@ -113,25 +114,49 @@ class Store:
         Raises:
             SourceError: a file cannot be read.
         """
-        counts = stored_schema.row_groups_per_file(self.metadata) or {}
-        if not counts.keys() >= set(self.names):
-            parts = [range(start, start + _FILES_AT_ONCE) for start in range(0, len(self.names), _FILES_AT_ONCE)]
-            counted = at_once(self._count, parts, threads_count=_FOOTER_THREADS, given_up=threading.Event())
-            counts = dict(zip(self.names, itertools.chain(*counted), strict=True))
-        return [RowGroup(file, number) for file, name in enumerate(self.names) for number in range(counts[name])]
+        return [RowGroup(file, number) for file, count in enumerate(self.counts) for number in range(count)]
 
-    def _count(self, files: range) -> list[int]:
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The number of row groups of each file, as stored beside the files, or from the footers.
+
+        Raises:
+            SourceError: a file cannot be read.
+        """
+        stored = stored_schema.row_groups_per_file(self.metadata) or {}
+        is_stored = stored.keys() >= set(self.names)
+        # A file that is said to have none would never be opened, and so never found to be another.
+        counted = [file for file, name in enumerate(self.names) if not is_stored or not stored[name]]
+        parts = [counted[start : start + _FILES_AT_ONCE] for start in range(0, len(counted), _FILES_AT_ONCE)]
+        found = at_once(self._count, parts, threads_count=_FOOTER_THREADS, given_up=threading.Event())
+        by_file = dict(zip(counted, itertools.chain(*found), strict=True))
+        return tuple(by_file[file] if file in by_file else stored[name] for file, name in enumerate(self.names))
+
+    def _count(self, files: Sequence[int]) -> list[int]:
         """The number of row groups of some files: one thread takes many, or threads would cost more than files."""
-        return [self.footer(file).num_row_groups for file in files if file < len(self.names)]
+        return [self.footer(file).num_row_groups for file in files]
 
     def footer(self, file: int) -> pq.FileMetaData:
         """A file's footer, read once."""
         kept = self._footers.get(file)
         if kept is None:
+            may_keep = len(self._footers) < _MAX_KEPT_FOOTERS or len(self.names) <= _MAX_KEPT_FOOTERS
+            # Before the footer is read: a file that is replaced meanwhile is looked at again.
+            stamp = self._look(file) if may_keep else None
             kept = self._open(file).metadata
-            if len(self._footers) < _MAX_KEPT_FOOTERS or len(self.names) <= _MAX_KEPT_FOOTERS:
-                self._footers[file] = kept
+            if may_keep:
+                self._footers[file], self._footer_stamps[file] = kept, stamp
         return kept
+
+    def _look(self, file: int, given_up: threading.Event | None = None) -> tuple[int, int | None] | None:
+        """A file's size and stamp; None if its bytes come from this host's copies, which are those of one stamp."""
+        if self.local_cache is not None and not self.storage.is_local:
+            return None
+        try:
+            return self.storage.look(self.names[file], given_up)
+        except FileNotFoundError as error:
+            path = self.path(file)
+            raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
 
     def read(self, row_group: RowGroup, columns: Sequence[str], given_up: threading.Event | None = None) -> pa.Table:
         """These columns of a row group. Partition columns are strings; a column that the file lacks is null.
@@ -146,10 +171,10 @@ class Store:
         path = self.path(file)
         try:
             parquet = self._open(file, given_up)
-            if index >= parquet.metadata.num_row_groups:
+            if parquet.metadata.num_row_groups != self.counts[file]:
                 raise SourceChangedError(
-                    f"{path} has {parquet.metadata.num_row_groups} row groups, and row group {index} was expected: the "
-                    "file was replaced, or the counts in _common_metadata are old. Write the metadata again.",
+                    f"{path} has {parquet.metadata.num_row_groups} row groups, expected {self.counts[file]}: the file "
+                    "was replaced, or the counts in _common_metadata are old. Write the metadata again.",
                     path=path,
                 )
             stored = [name for name in columns if name in parquet.schema_arrow.names]
@@ -174,11 +199,24 @@ class Store:
         return pa.table({name: arrays[name] for name in columns})
 
     def _open(self, file: int, given_up: threading.Event | None = None) -> pq.ParquetFile:
+        footer = self._footers.get(file)
+        stamp = None if footer is None else self._look(file, given_up)
+        if footer is None or stamp == self._footer_stamps[file]:
+            return self._parquet(file, footer, stamp, given_up)
+        parquet = self._parquet(file, None, stamp, given_up)
+        if not parquet.metadata.equals(footer):
+            path = self.path(file)
+            raise SourceChangedError(f"{path} was replaced since it was opened. Make the reader again.", path=path)
+        self._footer_stamps[file] = stamp
+        return parquet
+
+    def _parquet(
+        self, file: int, footer: pq.FileMetaData | None, stamp: Any, given_up: threading.Event | None
+    ) -> pq.ParquetFile:
         name, path = self.names[file], self.path(file)
         try:
-            return pq.ParquetFile(
-                self._source(file, given_up), metadata=self._footers.get(file), coerce_int96_timestamp_unit="us"
-            )
+            source = self._source(file, given_up, None if stamp is None else stamp[0])
+            return pq.ParquetFile(source, metadata=footer, coerce_int96_timestamp_unit="us")
         except FileNotFoundError as error:
             raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -187,22 +225,22 @@ class Store:
         except KeyError as error:
             raise SourceError(f"{name!r} is not a file of {self.storage.url}.", path=path) from error
 
-    def _source(self, file: int, given_up: threading.Event | None) -> Any:
+    def _source(self, file: int, given_up: threading.Event | None, num_bytes: int | None) -> Any:
         """A file to read from; of a remote one what was fetched before comes from this host's disk."""
         name, cache = self.names[file], self.local_cache
         if self.storage.is_local or cache is None:
-            return self.storage.open_parquet(name, given_up=given_up)
+            return self.storage.open_parquet(name, num_bytes, given_up)
         if file not in self._stamps:
             self._stamps[file] = self.storage.look(name, given_up)
-        num_bytes, stamp = self._stamps[file]
+        size, stamp = self._stamps[file]
 
         def fetch(start: int, stop: int) -> Data:
-            piece = piece_name("rows", file, (name, start, stop, num_bytes, stamp))
+            piece = piece_name("rows", file, (name, start, stop, size, stamp))
             read = functools.partial(self.storage.read_part, name, start, stop, given_up)
             parts, _ = cache.get(piece, [stop - start], lambda: [read()], given_up)
             return parts[0]
 
-        return pa.PythonFile(PartialFile(num_bytes, fetch), mode="r")
+        return pa.PythonFile(PartialFile(size, fetch), mode="r")
 
 
 def open_store(
@@ -263,4 +301,4 @@ def _without_double_slashes(url: str) -> str:
 
 
 def _is_whole(text: str | None) -> bool:
-    return text is not None and text.removeprefix("-").isdigit() and abs(int(text)) < 2**63
+    return text is not None and text.isascii() and text.removeprefix("-").isdigit() and abs(int(text)) < 2**63

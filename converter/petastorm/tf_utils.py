@@ -33,6 +33,8 @@ except ModuleNotFoundError as error:
 from converter.frameworks.prompt import from_generator
 from converter.petastorm.reader_impl.tf_columns import (
     Leaf,
+    ShapesDifferError,
+    checked_value,
     nanoseconds_of_date,
     tf_column,
     tf_type_of,
@@ -273,9 +275,21 @@ class _Pieces:
             # A stopped reader raises here.
             self._block, self._start = self.reader.next_block(), 0
             self._most_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES // row_bytes_of(self._block)))
-        start, stop = self._start, self._start + min(num_rows, self._most_rows)
-        self._start = min(stop, num_rows_of(self._block))
-        return tuple(column for leaf in self._leaves for column in leaf.columns(self._block, start, self._start))
+        count = min(num_rows, self._most_rows, num_rows_of(self._block) - self._start)
+        while True:
+            start, stop = self._start, self._start + count
+            try:
+                piece = tuple(column for leaf in self._leaves for column in leaf.columns(self._block, start, stop))
+            except ShapesDifferError:
+                raise
+            except (RuntimeError, ValueError):
+                if count == 1:
+                    raise
+                # The rows before the one that has no tensor are to come, as if rows were made one by one.
+                count //= 2
+            else:
+                self._start = stop
+                return piece
 
 
 def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., Any]) -> Any:
@@ -290,7 +304,7 @@ def _dataset_of_rows(reader: Any, leaves: Sequence[Leaf], pack: Callable[..., An
             return
         _reset_if_consumed(reader)
         for row in reader:
-            yield True, *_sanitize_field_tf_types(row)
+            yield True, *_sanitize_field_tf_types(row, reader.schema)
 
     def packed(_: Any, *values: Any) -> Any:
         for leaf, value in zip(leaves, values, strict=True):
@@ -347,10 +361,10 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
     def read(_: Any) -> list[Any]:
         element = next(reader)
         if ngram:
-            return list(_sanitize_and_flatten(element))
+            return list(_sanitize_and_flatten(element, schema))
         if is_batched:
             return [tf_column(schema.fields[name], value) for name, value in element._asdict().items()]
-        return list(_sanitize_field_tf_types(element))
+        return list(_sanitize_field_tf_types(element, schema))
 
     tensors = tf.numpy_function(read, [tf.constant(1)], dtypes)
     if shuffling_queue_capacity > 0:
@@ -369,12 +383,17 @@ def _shuffling_queue(capacity: int, min_after_dequeue: int, dtypes: Sequence[Any
     return taken if isinstance(taken, list) else [taken]
 
 
-def _sanitize_field_tf_types(sample: Any) -> Any:
-    """A row or a batch with values that TensorFlow can take.
+def _sanitize_field_tf_types(sample: Any, schema: Unischema | None = None) -> Any:
+    """A row or a batch with values that TensorFlow can take; with a schema, of its types.
 
     Raises:
         RuntimeError: a value is None.
+        ValueError: a number is none of its field's.
     """
+    if schema is not None:
+        return type(sample)(
+            **{name: checked_value(schema.fields[name], each) for name, each in sample._asdict().items()}
+        )
     return type(sample)(**{name: tf_value(name, value) for name, value in sample._asdict().items()})
 
 
@@ -442,8 +461,8 @@ def _ngrams_generator(reader: Any) -> Iterator[Any]:
     """Yield a reader's windows as flat namedtuples of values that TensorFlow can take."""
     _reset_if_consumed(reader)
     for window in reader:
-        yield _sanitize_and_flatten(window)
+        yield _sanitize_and_flatten(window, reader.schema)
 
 
-def _sanitize_and_flatten(ngram: Mapping[int, Any]) -> Any:
-    return _flatten({offset: _sanitize_field_tf_types(row) for offset, row in ngram.items()})
+def _sanitize_and_flatten(ngram: Mapping[int, Any], schema: Unischema | None = None) -> Any:
+    return _flatten({offset: _sanitize_field_tf_types(row, schema) for offset, row in ngram.items()})

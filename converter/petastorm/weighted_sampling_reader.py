@@ -73,6 +73,7 @@ class WeightedSamplingReader:
         self.batched_output = readers[0].batched_output
         self.ngram = readers[0].ngram
         self.schema = readers[0].schema
+        self._is_other_order = [list(reader.schema.fields) != list(self.schema.fields) for reader in readers]
 
     def __iter__(self) -> WeightedSamplingReader:
         return self
@@ -89,13 +90,23 @@ class WeightedSamplingReader:
         parts = self._parts[number]
         if not parts:
             try:
-                return next(self._readers[number])
+                element = next(self._readers[number])
             except StopIteration:
                 self._ended = number
                 raise
+            return self._in_order(element) if self._is_other_order[number] else element
         row = {name: column[0] for name, column in parts[0].items()}
         self._take(number, 1)
         return self.schema.make_namedtuple(**row)
+
+    def _in_order(self, element: Any) -> Any:
+        """An element with the fields in the first reader's order."""
+        if self.ngram is None:
+            return self.schema.make_namedtuple(**element._asdict())
+        return {
+            offset: self.ngram.get_schema_at_timestep(self.schema, offset).make_namedtuple(**row._asdict())
+            for offset, row in element.items()
+        }
 
     def next(self) -> Any:
         """The same as `next(reader)`."""

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, ShortType
 
+from converter.petastorm import make_reader
 from converter.petastorm.codecs import NdarrayCodec, ScalarCodec
 from converter.petastorm.etl import petastorm_generate_metadata
 from converter.petastorm.etl.dataset_metadata import (
@@ -211,11 +213,16 @@ def test_an_index_survives_new_metadata(spark: SparkSession, tmp_path: Path) -> 
     assert after["id"].get_row_group_indexes(7) == before["id"].get_row_group_indexes(7)
 
 
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
 def test_a_dataset_is_copied(spark: SparkSession, frames: Path, tmp_path: Path, unstopped: list[int]) -> None:
     copy = tmp_path / "copy"
     copying._main([frames.as_uri(), copy.as_uri(), "--overwrite-output"])
     assert str(get_schema_from_dataset_url(copy.as_uri())) == str(SCHEMA)
     assert ids_of(copy) == list(range(NUM_ROWS))
+    kinds = pq.read_schema(next(copy.glob("part-*")))
+    assert (kinds.field("zone").type, kinds.field("kind").type) == (pa.string(), pa.int16())
+    with make_reader(copy.as_uri(), schema_fields=["zone"]) as reader:
+        assert {row.zone for row in reader} == {"00", "01"}
     with pytest.raises(AnalysisException, match="already exists"):
         copy_dataset(spark, frames.as_uri(), copy.as_uri(), None, None, False, None, None)
 

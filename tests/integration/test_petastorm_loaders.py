@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,10 +28,11 @@ from converter.frameworks import prompt
 from converter.petastorm import PetastormDeprecationWarning, TransformSpec, make_batch_reader, make_reader, tf_utils
 from converter.petastorm.blocks import collect
 from converter.petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec
+from converter.petastorm.columns import to_objects
 from converter.petastorm.etl.dataset_metadata import write_metadata
 from converter.petastorm.ngram import NGram
 from converter.petastorm.predicates import in_lambda
-from converter.petastorm.reader_impl.tf_columns import tf_column
+from converter.petastorm.reader_impl.tf_columns import checked_value, tf_column, tf_value
 from converter.petastorm.tf_utils import make_batched_dataset, make_petastorm_dataset, tf_tensors
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.weighted_sampling_reader import WeightedSamplingReader
@@ -686,6 +688,75 @@ def test_numbers_that_the_declared_type_lacks_are_no_tensors(odd: float) -> None
     with pytest.raises(ValueError, match=rf"'n' has the number {odd}, which is none of int16"):
         tf_column(number, collect(number, [1, odd]))
     assert tf_column(number, np.array([1, 2.0], object)).dtype == np.int16
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [(np.int32, 2**40), (np.uint8, -1), (np.int64, 2**63), (np.bool_, 2), (np.uint16, 2**31)]
+)
+def test_whole_numbers_of_a_wider_type_are_no_tensors(kind: Any, number: int) -> None:
+    field = UnischemaField("n", kind, ())
+    wide = np.array([1, number], np.uint64 if number == 2**63 else np.int64)
+    with pytest.raises(ValueError, match=rf"'n' has the number {number}, which is none of"):
+        tf_column(field, wide)
+    with pytest.raises(ValueError, match=rf"'n' has the number {number}, which is none of"):
+        checked_value(field, wide[1])
+    assert tf_column(field, wide[:1]).tolist() == [1]
+
+
+@pytest.mark.parametrize("wrap", [lambda reader: reader, Rows], ids=["columns", "rows alone"])
+def test_numbers_of_a_function_of_rows_are_not_cut(tmp_path: Path, wrap: Any) -> None:
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    write_metadata(tmp_path.as_uri(), Unischema("Some", [UnischemaField("id", np.int64, ())]))
+    spec = TransformSpec(lambda row: {"id": row["id"] + 2**40}, edit_fields=[("id", np.int32, (), False)])
+    with (
+        make_reader(tmp_path.as_uri(), transform_spec=spec) as reader,
+        pytest.raises(tf.errors.InvalidArgumentError, match="which is none of int32"),
+    ):
+        list(make_petastorm_dataset(wrap(reader)))
+
+
+def test_decimals_keep_all_digits() -> None:
+    value = decimal.Decimal("12345678901234567890.1234567890123456780")
+    assert tf_value("x", value) == str(value)[:-1]
+    column = tf_column(UnischemaField("x", decimal.Decimal, ()), np.array([value, decimal.Decimal("1E+2")], object))
+    assert column.tolist() == [str(value)[:-1], "1E+2"]
+
+
+NOON = np.datetime64("2020-01-01T12:00:00.123456")
+PYTHONS_NOON = NOON.item().replace(tzinfo=dt.timezone.utc)
+
+
+@pytest.mark.parametrize(
+    "noon",
+    [NOON, NOON.item(), PYTHONS_NOON.astimezone(dt.timezone(dt.timedelta(hours=2))), pd.Timestamp(NOON)],
+    ids=["numpy", "python", "zone", "pandas"],
+)
+def test_times_in_objects_are_nanoseconds_of_utc(noon: Any) -> None:
+    field, expected = UnischemaField("t", np.datetime64, ()), NOON.astype("M8[ns]").astype(np.int64)
+    for others in ([], [noon], [dt.date(1970, 1, 1)]):
+        column = to_objects([noon, *others])
+        assert tf_column(field, column).tolist() == [expected, expected if others == [noon] else 0][: len(column)]
+    assert tf_value("t", noon) == expected
+    with pytest.raises(ValueError, match="'t' has the time 9999-12-31, which is beyond the years 1677 to 2262"):
+        tf_column(field, to_objects([noon, dt.date(9999, 12, 31)]))
+    with pytest.raises(ValueError, match="'t' has the time 9999-12-31, which is beyond the years 1677 to 2262"):
+        tf_column(field, to_objects([dt.date(9999, 12, 31)]))
+    for null in (None, np.datetime64("NaT")):
+        with pytest.raises(RuntimeError, match='Encountered "t"=None'):
+            tf_column(field, to_objects([noon, null]))
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+def test_a_null_time_is_named_and_rows_before_it_come(tmp_path: Path, make: Any) -> None:
+    times = pa.array([NOON.item()] * 3 + [None], pa.timestamp("us"))
+    pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet")
+    with make(tmp_path.as_uri()) as reader:
+        rows = iter(make_petastorm_dataset(reader))
+        if make is make_reader:
+            assert {int(next(rows).t) for _ in range(3)} == {NOON.astype("M8[ns]").astype(np.int64)}
+        with pytest.raises(tf.errors.UnknownError, match='Encountered "t"=None'):
+            list(rows)
 
 
 def test_rows_of_other_shapes_than_declared_are_named(tmp_path: Path) -> None:

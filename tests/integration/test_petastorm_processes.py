@@ -46,6 +46,13 @@ def test_a_function_of_a_script_runs_in_several_other_processes(started: list[Pr
     assert os.getpid() not in {pid for _, pid in results}
 
 
+def test_bytes_and_texts_keep_zeros_at_their_ends(started: list[Processes]) -> None:
+    ended = {"b": np.bytes_(b"a\0"), "t": np.str_("a\0")}
+    lengths, returned = start(started, lambda values: ([len(value) for value in values.values()], values))(ended)
+    assert lengths == [2, 2]
+    assert [(type(value), len(value)) for value in returned.values()] == [(np.bytes_, 2), (np.str_, 2)]
+
+
 def test_what_the_function_raises_is_raised_here(started: list[Processes]) -> None:
     def fail(value: int) -> None:
         raise LookupError(f"no {value}")
@@ -73,6 +80,30 @@ def test_a_process_that_was_killed_is_told_as_that(started: list[Processes]) -> 
     processes = start(started, lambda _: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(RuntimeError, match=r"exit status -9.*reader_pool_type='thread'"):
         processes(1)
+
+
+@pytest.mark.parametrize("is_program", [True, False], ids=["a program", "a fork"])
+def test_what_a_process_has_started_keeps_no_one_waiting(
+    started: list[Processes], tmp_path: Path, is_program: bool
+) -> None:
+    left = tmp_path / "pid"
+
+    def leave(_: Any) -> None:
+        if is_program:
+            os.system(f"sleep 600 & echo $! > {left}")
+        elif (pid := os.fork()) == 0:
+            time.sleep(600)
+        else:
+            left.write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    processes = start(started, leave)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"exit status -9"):
+            processes(bytes(1 << 20))
+    started[0].close()
+    # It goes on, and this raises if it has ended.
+    os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 def test_no_process_is_left_after_the_end(started: list[Processes]) -> None:
@@ -126,6 +157,15 @@ def test_a_transform_of_rows_runs_elsewhere_and_its_errors_come_here(numbers: st
     assert all(row.x == row.id / 2 and row.pid != os.getpid() for row in rows)
     before = {int(line) for line in children()}
     assert not before & {row.pid for row in rows}
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning", "ignore:Currently make_reader")
+def test_rows_of_bytes_travel_with_zeros_at_their_ends(tmp_path: Path) -> None:
+    values = [b"\1\0\0\0", b"\0", b"plain"]
+    pq.write_table(pa.table({"raw": values}), tmp_path / "a.parquet")
+    spec = TransformSpec(lambda row: row)
+    with make_reader(tmp_path.as_uri(), transform_spec=spec, reader_pool_type="process") as reader:
+        assert [bytes(row.raw) for row in reader] == values
 
 
 @pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")

@@ -158,6 +158,9 @@ def _distinct(values: npt.NDArray[Any] | Sequence[Any]) -> Iterable[Any]:
     for value in values:
         if isinstance(value, np.ndarray):
             distinct.update(dict.fromkeys(_distinct(value[np.newaxis])))
+        elif isinstance(value, (np.str_, np.bytes_)):
+            # NumPy's `item` leaves out zeros at the end.
+            distinct[value[:]] = None
         elif isinstance(value, np.generic) and value.dtype.kind not in "mM":
             distinct[value.item()] = None
         elif value is not None:

@@ -57,18 +57,24 @@ def native_runs(
         # So that the order repeats for users who seed the global generators.
         work = replace(work, order=replace(work.order, seed=int(generator.integers(1 << 32))))
     runs = ShuffledRuns(work, manifest, batch_size=batch_size, window_rows=capacity, given_up=reader.given_up)
-    return _checked_runs(reader, runs)
+    return _checked_runs(reader, runs, manifest.num_live_rows)
 
 
-def _checked_runs(reader: Reader, runs: Iterable[Run]) -> Generator[Run, None, None]:
+def _checked_runs(reader: Reader, runs: Iterable[Run], epoch_rows: int) -> Generator[Run, None, None]:
+    num_rows = 0
     try:
         for run in runs:
             if reader.stopped:
                 break
+            reader.begin()
+            num_rows += run.num_rows
             yield run
         else:
             reader.finish()
             return
+    except GeneratorExit:
+        reader.leave(-(-num_rows // epoch_rows))
+        raise
     except (ConverterError, GivenUpError):
         if not reader.stopped:
             raise
@@ -134,4 +140,4 @@ def slice_rows(block: Mapping[Any, Any], start: int, stop: int) -> Columns:
 
 
 def _joined(parts: list[Columns], batch_size: int) -> Run:
-    return run_of({name: join([part[name] for part in parts]) for name in parts[0]}, batch_size)
+    return run_of({name: join([part[name] for part in parts], name) for name in parts[0]}, batch_size)

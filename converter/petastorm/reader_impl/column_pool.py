@@ -52,7 +52,7 @@ class ColumnPool:
         self._grow(self.num_rows + num_added, columns)
         taken, free = self._slots[: self.num_rows], self._slots[self.num_rows : self.num_rows + num_added]
         for name, values in columns.items():
-            self._columns[name], added = alike(self._columns[name], values, taken)
+            self._columns[name], added = alike(self._columns[name], values, taken, name)
             put_rows(self._columns[name], free, added)
         self.num_rows += num_added
 

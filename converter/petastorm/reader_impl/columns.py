@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,18 +28,21 @@ def row_bytes_of(columns: Mapping[Any, Any]) -> int:
     return max(1, sum(int(column.nbytes) for column in columns.values()) // num_rows)
 
 
-def join(parts: Sequence[Any], *, is_exact: bool = True) -> Any:
+def join(parts: Sequence[Any], name: Any = None) -> Any:
     """Parts of a column one after the other. Rows of different shapes become an array of arrays.
 
-    Numbers that no type holds all become objects, or with `is_exact=False` NumPy's type.
+    Numbers that no type holds all become objects.
+
+    Raises:
+        ValueError: tensors of different types hold such numbers; the message names the column.
     """
     if len(parts) == 1:
         return parts[0]
     if not isinstance(parts[0], np.ndarray):
         import torch
 
-        return torch.cat(list(parts))
-    parts = _in_one_type(parts) if is_exact else parts
+        return torch.cat(_tensors_alike(parts, name))
+    parts = _in_one_type(parts)
     kinds = {(part.dtype == object, part.shape[1:]) for part in parts}
     return np.concatenate(parts if len(kinds) == 1 else [as_objects(part) for part in parts])
 
@@ -83,9 +87,14 @@ def as_objects(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return objects
 
 
-def alike(column: Any, other: Any, taken: Rows) -> tuple[Any, Any]:
-    """Both columns with one type that holds the taken rows of the first one, and those of the other one."""
+def alike(column: Any, other: Any, taken: Rows, name: Any = None) -> tuple[Any, Any]:
+    """Both columns with one type that holds the taken rows of the first one, and those of the other one.
+
+    Raises:
+        ValueError: they are tensors, and no type does; the message names the column.
+    """
     if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray):
+        column, other = _tensors_alike((column, other), name, taken)
         return column, other
     if column.dtype == other.dtype and column.shape[1:] == other.shape[1:]:
         return column, other
@@ -102,6 +111,29 @@ def alike(column: Any, other: Any, taken: Rows) -> tuple[Any, Any]:
     column, other = _in_one_type((column, other), taken)
     dtype = np.result_type(column, other)
     return column.astype(dtype, copy=False), other.astype(dtype, copy=False)
+
+
+def _tensors_alike(tensors: Sequence[Any], name: Any, taken: Rows | None = None) -> list[Any]:
+    """Tensors as one type that holds their values; of the first one, only the taken rows are values."""
+    import torch
+
+    dtype = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
+    for each in tensors:
+        if dtype.is_floating_point and not each.dtype.is_floating_point:
+            check_exact(name, take_rows(each, taken) if taken is not None and each is tensors[0] else each, dtype)
+    return [each.to(dtype) for each in tensors]
+
+
+def check_exact(name: Any, whole: Any, dtype: Any) -> None:
+    """Raise ValueError if a floating type would round whole numbers, both of torch."""
+    found = whole.to(dtype)
+    is_other = (found.to(whole.dtype) != whole) | (found >= 2.0**63)
+    if is_other.any():
+        raise ValueError(
+            f"Column {name!r} has the whole number {whole[is_other][0].item()} and, in another row, a null or a "
+            f"floating number: a tensor of {dtype} would round it. Fill nulls or cast the column in a TransformSpec, "
+            "or leave such rows out with a predicate."
+        )
 
 
 def _in_one_type(parts: Sequence[npt.NDArray[Any]], taken: Rows | slice = slice(None)) -> Sequence[npt.NDArray[Any]]:

@@ -7,7 +7,7 @@ import warnings
 from calendar import timegm
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from converter.errors import ConverterWarning
-from converter.petastorm.columns import scalar_type
+from converter.petastorm.columns import moment_of, scalar_type
 from converter.petastorm.unischema import UnischemaField
 
 Array = npt.NDArray[Any]
@@ -39,10 +39,15 @@ _TYPES: Mapping[Any, Any] = {
 }
 _NANOSECONDS = np.dtype("datetime64[ns]")
 _SECOND = 1_000_000_000
+_ALL_DIGITS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 class TextAsBytesWarning(ConverterWarning, UnicodeWarning):
     """TensorFlow has no text: a column of text comes as bytes."""
+
+
+class ShapesDifferError(RuntimeError):
+    """Rows of a field with a fixed shape differ in shape."""
 
 
 def tf_type_of(numpy_dtype: Any) -> Any:
@@ -90,10 +95,9 @@ def tf_value(name: Any, value: Any) -> Any:
     if value is None:
         raise null_error(name)
     if isinstance(value, Decimal):
-        # Without the zeros at the end, as Petastorm has it.
-        return str(value.normalize())
-    if isinstance(value, np.datetime64):
-        return _nanoseconds(name, np.array([value]))[0]
+        return _text_of_decimal(value)
+    if isinstance(value, (np.datetime64, dt.date)):
+        return _nanoseconds_of(name, [value])[0]
     if isinstance(value, (np.ndarray, np.uint16, np.uint32)):
         return _tf_array(name, np.asarray(value))
     return value
@@ -121,19 +125,37 @@ def _nanoseconds(name: Any, times: Array) -> Array:
             f"{name!r} has the time {shown}, which is beyond the years 1677 to 2262: TensorFlow gets times as int64 "
             "nanoseconds. Leave such rows out with a predicate, or change the column in a TransformSpec."
         )
+    if np.isnat(times).any():
+        raise null_error(name)
     return found.astype(np.int64)
 
 
+def _nanoseconds_of(name: Any, moments: Sequence[Any]) -> Array:
+    """Dates and times, of Python, pandas or NumPy, as nanoseconds since 1970."""
+    times = [each if isinstance(each, np.datetime64) else moment_of(each) for each in moments]
+    if len({time.dtype for time in times}) == 1:
+        return _nanoseconds(name, np.array(times))
+    # NumPy would take the finest unit for all, in which the year 9999 is none.
+    return np.concatenate([_nanoseconds(name, np.array([time])) for time in times])
+
+
+def _text_of_decimal(value: Decimal) -> str:
+    """A decimal as text, without the zeros at the end, as Petastorm has it, but with all other digits."""
+    return str(value.normalize(_ALL_DIGITS))
+
+
 def _tf_objects(name: Any, values: Array) -> Array:
-    """Objects of one kind: dates as nanoseconds, decimals as texts, others as they are."""
+    """Objects of one kind: dates and times as nanoseconds, decimals as texts, others as they are."""
     flat = values.reshape(-1).tolist()
     kinds = set(map(type, flat))
     if type(None) in kinds:
         raise null_error(name)
     if Decimal in kinds:
-        return _objects([str(value.normalize()) for value in flat], values.shape)
-    if kinds and all(issubclass(kind, dt.date) for kind in kinds):
-        return np.array([nanoseconds_of_date(value) for value in flat], np.int64).reshape(values.shape)
+        return _objects([_text_of_decimal(value) for value in flat], values.shape)
+    if kinds == {dt.date}:
+        return _nanoseconds(name, np.array(flat, "datetime64[D]")).reshape(values.shape)
+    if kinds and all(issubclass(kind, (dt.date, np.datetime64)) for kind in kinds):
+        return _nanoseconds_of(name, flat).reshape(values.shape)
     return values
 
 
@@ -148,7 +170,7 @@ def tf_column(field: UnischemaField, column: Array) -> Array:
 
     Raises:
         RuntimeError: a value is None, or rows of a field with a fixed shape differ in shape.
-        ValueError: a number of a user's function is none of the field's.
+        ValueError: a number is none of the field's.
     """
     wanted = _TYPES[scalar_type(field.numpy_dtype)]
     if column.dtype == object and field.shape and len(column) and _holds_arrays(field.name, column):
@@ -156,18 +178,41 @@ def tf_column(field: UnischemaField, column: Array) -> Array:
     if wanted == tf.string:
         return _tf_objects(field.name, column) if column.dtype == object else column.astype(object)
     values = np.asarray(_tf_array(field.name, column))
-    if values.dtype.kind == "f" and wanted.is_integer and np.isnan(values).any():
-        # Nulls among whole numbers; a cast would make numbers of them.
-        raise null_error(field.name)
-    if wanted.is_integer and values.dtype.kind in "fO":
-        limits = np.iinfo(wanted.as_numpy_dtype)
-        is_odd = (values < limits.min) | (values >= limits.max + 1) | (values % 1 != 0)
-        if is_odd.any():
-            raise ValueError(
-                f"{field.name!r} has the number {values[is_odd][0]}, which is none of {wanted.name}. Let the "
-                "TransformSpec's function return such numbers, or declare another type in its edit_fields."
-            )
+    _check_whole(field.name, values, wanted)
     return values.astype(wanted.as_numpy_dtype, copy=False)
+
+
+def checked_value(field: UnischemaField, value: Any) -> Any:
+    """A value of a row as `tf_value` makes it, if the field's type holds it: TensorFlow itself would round it.
+
+    Raises:
+        RuntimeError: it is None.
+        ValueError: it is a number that is none of the field's.
+    """
+    found = tf_value(field.name, value)
+    if isinstance(found, (int, float, np.number, np.ndarray)):
+        _check_whole(field.name, np.asarray(found), _TYPES[scalar_type(field.numpy_dtype)])
+    return found
+
+
+def _check_whole(name: Any, values: Array, wanted: Any) -> None:
+    """Raise if whole numbers, or booleans, of this type cannot hold these: a cast would make others of them."""
+    dtype = wanted.as_numpy_dtype
+    if not (wanted.is_integer or wanted.is_bool) or values.dtype.kind not in "iufO" or np.can_cast(values.dtype, dtype):
+        return
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        # Nulls among whole numbers; a cast would make numbers of them.
+        raise null_error(name)
+    least, most = (0, 1) if wanted.is_bool else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    is_whole = values.dtype.kind in "iu"
+    if not values.size or (is_whole and least <= int(values.min()) and int(values.max()) <= most):
+        return
+    is_odd = (values < least) | (values > most if is_whole else (values >= most + 1) | (values % 1 != 0))
+    if is_odd.any():
+        raise ValueError(
+            f"{name!r} has the number {values[is_odd][0]}, which is none of {wanted.name}. Declare another type in "
+            "edit_fields of a TransformSpec, or let its function return such numbers."
+        )
 
 
 def _holds_arrays(name: str, column: Array) -> bool:
@@ -182,7 +227,7 @@ def _stacked(field: UnischemaField, column: Array) -> Array:
     shapes = {row.shape for row in rows}
     if len(shapes) > 1:
         shown = ", ".join(map(str, sorted(shapes)[:5]))
-        raise RuntimeError(
+        raise ShapesDifferError(
             f"Field {field.name!r} has rows of the shapes {shown}, but the schema says {field.shape}. Declare a size "
             "that differs as None, or give rows one shape in a TransformSpec."
         )

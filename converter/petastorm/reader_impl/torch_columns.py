@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 from converter.frameworks.torch.tensors import split_run, tensor_of_array
 from converter.petastorm.reader_impl.batch_runs import blocks_of, has_columns
-from converter.petastorm.reader_impl.columns import Columns
+from converter.petastorm.reader_impl.columns import Columns, check_exact
 from converter.reading.runs import Run
 
 Array = npt.NDArray[Any]
@@ -94,15 +94,51 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
 
     >>> decimal_friendly_collate([{"price": Decimal("1.5"), "id": 1}, {"price": Decimal("2"), "id": 2}])
     {'price': [Decimal('1.5'), Decimal('2')], 'id': tensor([1, 2])}
+
+    Raises:
+        ValueError: a tensor would round whole numbers, because there are floating ones in other rows.
     """
-    first = batch[0]
+    return _joined_values(None, batch)
+
+
+def _joined_values(name: Any, values: Sequence[Any]) -> Any:
+    first = values[0]
     if isinstance(first, (Decimal, str, bytes)):
-        return batch
+        return values
     if isinstance(first, Mapping):
-        return {key: decimal_friendly_collate([row[key] for row in batch]) for key in first}
+        return {key: _joined_values(key, [row[key] for row in values]) for key in first}
     if isinstance(first, Sequence):
-        return [decimal_friendly_collate(values) for values in zip(*batch, strict=False)]
-    return default_collate(list(batch))
+        return [_joined_values(name, each) for each in zip(*values, strict=False)]
+    found = default_collate(list(values))
+    if isinstance(found, torch.Tensor) and found.is_floating_point():
+        dtypes = {value.dtype for value in values if isinstance(value, (np.ndarray, np.generic))}
+        for dtype in dtypes if len(dtypes) > 1 else ():
+            if dtype.kind in "iu":
+                whole = [value for value in values if getattr(value, "dtype", None) == dtype]
+                check_exact(name, torch.as_tensor(np.stack(whole)), found.dtype)
+    return found
+
+
+def _tensor_of(name: Any, column: Any) -> torch.Tensor:
+    if isinstance(column, np.ndarray) and column.dtype.kind in "mM":
+        raise TypeError(
+            f"Pytorch does not support times. Found {column.dtype} in field {name}. Leave it out with schema_fields, "
+            "or turn it into numbers in a TransformSpec, as astype('int64') does."
+        )
+    return tensor_of(column)
+
+
+def tensor_of_rows(name: Any, column: Any) -> torch.Tensor:
+    """A column's numbers as a tensor, also if they are objects because they have several types.
+
+    Raises:
+        TypeError: the column holds no numbers.
+        ValueError: a tensor would round some of them.
+    """
+    if not _is_of_objects(column):
+        return _tensor_of(name, column)
+    found = _joined_values(name, column.tolist())
+    return found if isinstance(found, torch.Tensor) else tensor_of(column)
 
 
 def tensor_of(column: Any) -> torch.Tensor:
@@ -119,7 +155,7 @@ def tensor_of(column: Any) -> torch.Tensor:
 def collated(run: Run) -> Iterator[dict[Any, Any]]:
     """Yield a run's batches as if `decimal_friendly_collate` had joined their rows: numbers as views of the columns."""
     columns: Columns = dict(run.columns)
-    tensors = {name: tensor_of(column) for name, column in columns.items() if not _is_of_objects(column)}
+    tensors = {name: _tensor_of(name, column) for name, column in columns.items() if not _is_of_objects(column)}
     batches: Iterable[Mapping[Any, Any]] = split_run(tensors, run.batch_size) if tensors else _nothing(run)
     if len(tensors) == len(columns):
         for batch in batches:
@@ -129,7 +165,7 @@ def collated(run: Run) -> Iterator[dict[Any, Any]]:
         rows = slice(number * run.batch_size, (number + 1) * run.batch_size)
         yield nested(
             {
-                name: batch[name] if name in batch else decimal_friendly_collate(column[rows].tolist())
+                name: batch[name] if name in batch else _joined_values(name, column[rows].tolist())
                 for name, column in columns.items()
             }
         )
@@ -176,9 +212,9 @@ def tensor_blocks(reader: Any, transform: Transform, most_rows: int) -> Iterator
         if not is_batched and not is_column_wise:
             yield {name: _each_transformed(column, transform) for name, column in block.items()}
         elif transform is torch.as_tensor:
-            yield {name: _numbers(column) for name, column in block.items()}
+            yield {name: _numbers(name, column) for name, column in block.items()}
         else:
-            yield {name: torch.as_tensor(transform(_numbers(column))) for name, column in block.items()}
+            yield {name: torch.as_tensor(transform(_numbers(name, column))) for name, column in block.items()}
 
 
 def _sanitized_blocks(reader: Any, most_rows: int, *, is_batched: bool) -> Iterator[Columns]:
@@ -206,10 +242,10 @@ def _joined(rows: Sequence[Mapping[Any, Any]]) -> Columns:
     return columns
 
 
-def _numbers(column: Array) -> Array:
+def _numbers(name: Any, column: Array) -> Array:
     """A column as an array that torch takes; what it refuses raises torch's own error."""
     if column.dtype != object:
-        return tensor_of(column).numpy()
+        return _tensor_of(name, column).numpy()
     values = column.tolist()
     if all(isinstance(value, np.ndarray) for value in values):
         return torch.stack([tensor_of(value) for value in values]).numpy()

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from converter.petastorm.etl.dataset_metadata import get_schema_from_dataset_url, materialize_dataset
+from converter.petastorm.spark_utils import AS_TEXTS
 from converter.petastorm.tools.spark_session_cli import add_configure_spark_arguments, configure_spark
-from converter.petastorm.unischema import match_unischema_fields
+from converter.petastorm.unischema import Unischema, match_unischema_fields
+from converter.sources.spark.confs import changed_confs
 
 _BYTES_OF_A_TASK = "1010612736"
 """Row groups of Petastorm's are few and large: with Spark's own 128 MB there would be many tasks with no rows."""
@@ -44,15 +46,30 @@ def copy_dataset(
         raise ValueError(f"Regular expressions ({field_regex}) do not match any fields ({list(schema.fields)})")
     copied = schema.create_schema_view(fields) if fields else schema
     with materialize_dataset(spark, target_url, copied, row_group_size_mb):
-        frame = spark.read.parquet(source_url)
+        with changed_confs(spark, AS_TEXTS):
+            frame = spark.read.parquet(source_url)
         if fields:
             frame = frame.select(*copied.fields)
+        frame = frame.select([_as_declared(frame, name, copied) for name in frame.columns])
         if not_null_fields:
             frame = frame.filter(functools.reduce(operator.and_, (frame[name].isNotNull() for name in not_null_fields)))
         if partitions_count:
             frame = frame.repartition(partitions_count)
         mode = "overwrite" if overwrite_output else "error"
         frame.write.mode(mode).option("compression", "none").parquet(target_url)
+
+
+def _as_declared(frame: Any, name: str, schema: Unischema) -> Any:
+    """A column of a frame; one of folders' names, which are texts, with its field's type."""
+    field = schema.fields.get(name)
+    if field is None or frame.schema[name].dataType.typeName() != "string":
+        return frame[name]
+    try:
+        (declared,) = schema.create_schema_view([field]).as_spark_schema()
+    except ValueError:
+        # Spark has no type for it, and readers make it of its text.
+        return frame[name]
+    return frame[name].cast(declared.dataType).alias(name)
 
 
 def args_parser() -> argparse.ArgumentParser:

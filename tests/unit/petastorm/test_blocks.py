@@ -30,6 +30,7 @@ def batch_of(values: pa.Array) -> np.ndarray[Any, Any]:
         (pa.array([True, None]), "object", [True, None]),
         (pa.array(["a", "bcd"]), "<U3", ["a", "bcd"]),
         (pa.array(["a", None]), "object", ["a", None]),
+        (pa.array(["a", "a\0"]), "object", ["a", "a\0"]),
         (pa.array([b"a", None]), "object", [b"a", None]),
         (pa.array([dt.date(2026, 1, 2)]), "object", [dt.date(2026, 1, 2)]),
         (pa.array([decimal.Decimal("1.50")]), "object", [decimal.Decimal("1.50")]),

@@ -22,14 +22,15 @@ NAIVE_NOON = NOON.replace(tzinfo=None)
         (pa.array([1, 2], pa.int32()), np.int32, "int32", [1, 2]),
         (pa.array([1, 2], pa.int64()), np.float32, "float32", [1, 2]),
         (pa.array([1, 0], pa.int64()), np.bool_, "bool", [True, False]),
-        (pa.array([-1, 255, 256], pa.int16()), np.uint8, "uint8", [255, 255, 0]),
+        (pa.array([0, 255], pa.int16()), np.uint8, "uint8", [0, 255]),
         (pa.array([1.9, -1.9]), np.int32, "int32", [1, -1]),
         (pa.array([2**64 - 1], pa.uint64()), np.uint64, "uint64", [2**64 - 1]),
         (pa.array([1.5, None, np.nan], pa.float32()), np.float32, "float32", [1.5, np.nan, np.nan]),
         (pa.array([1, 2], pa.int32()), np.dtype("int16"), "int16", [1, 2]),
         (pa.array([3, 4]).dictionary_encode(), np.int64, "int64", [3, 4]),
         (pa.array([0, 5], pa.timestamp("ms")), np.datetime64, "datetime64[us]", [0, 5000]),
-        (pa.array([-1, 1999], pa.timestamp("ns")), np.datetime64, "datetime64[us]", [-1, 1]),
+        (pa.array([-1, 1999], pa.timestamp("ns")), np.datetime64, "datetime64[ns]", [-1, 1999]),
+        (pa.array([-1000, 2000], pa.timestamp("ns")), np.datetime64, "datetime64[us]", [-1, 2]),
         (pa.array([NOON], pa.timestamp("us", "Europe/Oslo")), np.datetime64, "datetime64[us]", [NAIVE_NOON]),
         (pa.array([dt.date(1, 1, 1)]), np.datetime64, "datetime64[D]", ["0001-01-01"]),
         (pa.array([dt.date(2026, 1, 2)], pa.date64()), np.datetime64, "datetime64[D]", ["2026-01-02"]),
@@ -54,10 +55,11 @@ def test_numbers_and_times_are_one_array_of_the_declared_dtype(
     [
         (pa.array([1, None], pa.int32()), np.int16, [np.int16(1), None]),
         (pa.array([True, None]), np.bool_, [np.True_, None]),
-        (pa.array(["a", None, "é\0"]), np.str_, [np.str_("a"), None, np.str_("é\0")]),
+        (pa.array(["a", None, "é\0"]), np.str_, [np.str_("a"), None, "é\0"]),
         (pa.array([b"a"]), np.str_, [np.str_("a")]),
         (pa.array([7]), np.str_, [np.str_("7")]),
-        (pa.array([b"\xff\0", None]), np.bytes_, [np.bytes_(b"\xff\0"), None]),
+        (pa.array([b"\xff\0", None]), np.bytes_, [b"\xff\0", None]),
+        (pa.array([b"\0\0", b"ab"], pa.binary(2)), np.bytes_, [b"\0\0", np.bytes_(b"ab")]),
         (pa.array(["a"]), np.bytes_, [np.bytes_(b"a")]),
         (pa.array([Decimal("1.50"), None]), Decimal, [Decimal("1.50"), None]),
         (pa.array(["1.50"]), Decimal, [Decimal("1.50")]),
@@ -106,6 +108,16 @@ def test_what_is_no_whole_number_does_not_become_one(values: pa.Array) -> None:
         convert_column(np.int32, values)
 
 
+@pytest.mark.parametrize("number", [-1, 256, 2**40])
+def test_numbers_of_a_wider_type_do_not_wrap_around(number: int) -> None:
+    for column in (pa.array([1, None, number]), pa.array([[1, number]]), pa.array([1.0, number], pa.float64())):
+        with pytest.raises(ValueError, match=rf"the number {number}.* is none of uint8"):
+            convert_column(np.uint8, column)
+    for value in (number, np.int64(number), [1, number], float(number)):
+        with pytest.raises(ValueError, match=rf"the number {number}.* is none of uint8"):
+            convert_scalar(np.uint8, value)
+
+
 def test_nulls_among_whole_numbers_of_a_list_are_refused() -> None:
     with pytest.raises(ValueError, match="a list holds a null"):
         convert_column(np.int32, pa.array([[1, None]]))
@@ -115,11 +127,13 @@ def test_nulls_among_whole_numbers_of_a_list_are_refused() -> None:
     ("numpy_dtype", "value", "expected"),
     [
         (np.int32, 5, np.int32(5)),
-        (np.uint8, -1, np.uint8(255)),
+        (np.uint8, np.int64(255), np.uint8(255)),
         (np.str_, b"ab", np.str_("ab")),
         (np.datetime64, NOON, np.datetime64(NAIVE_NOON)),
         (Decimal, "1.5", Decimal("1.5")),
-        (np.bytes_, "a", np.bytes_(b"a")),
+        (np.bytes_, b"a", np.bytes_(b"a")),
+        (np.bytes_, b"a\0", b"a\0"),
+        (np.str_, b"a\0", "a\0"),
         (None, [4, 2], [4, 2]),
         (int, 5, 5),
     ],

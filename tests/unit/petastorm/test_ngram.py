@@ -57,6 +57,16 @@ def test_the_windows_of_unsigned_times_and_of_moments_are_those_of_plain_numbers
     assert ngram_of(2, np.timedelta64(4, "s")).starts(moments).tolist() == expected
 
 
+@given(times=st.lists(st.integers(0, 9), min_size=1))
+@pytest.mark.parametrize("dtype", [np.int64, "M8[s]", object])
+def test_single_rows_without_overlap_need_not_be_sorted(times: list[int], dtype: Any) -> None:
+    kept: list[int] = []
+    for number, time in enumerate(times):
+        if not kept or time > times[kept[-1]]:
+            kept.append(number)
+    assert ngram_of(1, 4, overlap=False).starts(np.array(times).astype(dtype)).tolist() == kept
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, object])
 def test_times_that_fall_are_refused_by_the_name_of_their_field(dtype: Any) -> None:
     with pytest.raises(NotImplementedError, match="sorted by id field"):

@@ -75,6 +75,53 @@ PREDICATES = [
 ]
 
 
+DAYS = to_objects([dt.date(2020, 1, 1), None, dt.date(2020, 1, 2), dt.date(9999, 12, 31)])
+
+
+def test_a_set_with_none_has_nulls_as_columns_hold_them() -> None:
+    for column in (
+        np.array([1, np.nan]),
+        np.array([1, np.nan], "f4"),
+        to_objects([1, None]),
+        np.array([1, "NaT"], "M8[ns]"),
+    ):
+        assert in_set({None}, "x").do_include_columns({"x": column}).tolist() == [False, True]
+        assert [in_set({None}, "x").do_include({"x": value}) for value in column] == [False, True]
+        assert not in_set({7}, "x").do_include_columns({"x": column}).any()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        DAYS,
+        DAYS.astype("M8[D]"),
+        DAYS.astype("M8[us]"),
+        DAYS[:3].astype("M8[ns]"),
+        to_objects([None if day is None else np.datetime64(day) for day in DAYS]),
+        to_objects([pd.Timestamp("2020-01-01"), None, pd.Timestamp("2020-01-02")]),
+    ],
+    ids=["dates", "days", "microseconds", "nanoseconds", "objects", "pandas"],
+)
+@pytest.mark.parametrize(
+    "value",
+    [
+        dt.date(2020, 1, 2),
+        np.datetime64("2020-01-02"),
+        np.datetime64("2020-01-02", "ns"),
+        pd.Timestamp("2020-01-02"),
+        dt.datetime(2020, 1, 2, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+    ],
+)
+def test_a_set_has_dates_and_times_in_whatever_class(column: Any, value: Any) -> None:
+    predicate = in_set({value, dt.date(1960, 1, 1)}, "at")
+    assert predicate.do_include_columns({"at": column}).tolist() == [False, False, True, False][: len(column)]
+    assert [predicate.do_include({"at": each}) for each in column] == [False, False, True, False][: len(column)]
+    with_null = in_set({value, None}, "at").do_include_columns({"at": column})
+    assert with_null.tolist() == [False, True, True, False][: len(column)]
+    later = in_set({np.datetime64("2020-01-02T00:00:00.000000001")}, "at")
+    assert not later.do_include_columns({"at": column}).any()
+
+
 def by_row(predicate: PredicateBase) -> list[bool]:
     rows = [{name: column[number] for name, column in COLUMNS.items()} for number in range(ROWS)]
     return [bool(predicate.do_include(row)) for row in rows]

@@ -326,6 +326,46 @@ def test_a_split_by_predicates_is_disjoint_and_complete(plain: Stored) -> None:
     assert not parts[0] & parts[1]
 
 
+def test_a_predicate_that_answers_once_for_a_batch_is_named(plain: Stored) -> None:
+    with (
+        make_batch_reader(plain.url, predicate=in_lambda(["id"], lambda _: True)) as reader,
+        pytest.raises(ValueError, match=r"of the fields id gave True, expected a boolean for each of \d rows"),
+    ):
+        next(reader)
+
+
+@BOTH
+def test_a_field_that_no_function_adds_is_named(make: Make, plain: Stored) -> None:
+    spec = TransformSpec(edit_fields=[("new", np.int32, (), False)])
+    with (
+        plain_reader(make, plain, transform_spec=spec) as reader,
+        pytest.raises(ValueError, match="a TransformSpec without func adds no column"),
+    ):
+        next(reader)
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+def test_predicates_of_whole_numbers_are_exact_beside_nulls(make: Make, tmp_path: Path) -> None:
+    whole = [*range(50), 2**53, 2**53 + 1]
+    pq.write_table(pa.table({"id": whole, "x": whole}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [-1, *whole], "x": [None, *whole]}), tmp_path / "b.parquet")
+
+    def chosen(predicate: PredicateBase) -> list[int]:
+        with make(tmp_path.as_uri(), predicate=predicate) as reader:
+            return sorted(ids_of(reader))
+
+    parts = [in_pseudorandom_split([0.5, 0.5], part, "x") for part in range(2)]
+    first, second = (chosen(part) for part in parts)
+    assert not set(first) & set(second)
+    assert sorted(first + second) == sorted([-1, *whole, *whole])
+    assert [chosen(in_set({number}, "x")) for number in whole[-2:]] == [2 * [number] for number in whole[-2:]]
+    assert chosen(in_set({None, 7}, "x")) == [-1, 7, 7]
+    # Beside a function of the user's, which gets a frame.
+    both = in_reduce([parts[0], in_lambda(["id"], lambda number: number > -9)], all)
+    assert chosen(both) == first
+
+
 @BOTH
 def test_a_predicate_that_leaves_nothing_warns(make: Make, plain: Stored) -> None:
     warnings.filterwarnings("ignore", message="Currently make_reader")
@@ -476,6 +516,83 @@ def test_what_is_no_predicate_or_selector_is_refused(stored: Stored) -> None:
 def test_filters_choose_rows_exactly(make: Make, filters: Any, wanted: set[int], plain: Stored) -> None:
     with plain_reader(make, plain, filters=filters) as reader:
         assert set(ids_of(reader)) == wanted
+
+
+@BOTH
+@pytest.mark.parametrize("filters", [[("ID", ">", 0)], [[("idd", "=", 3)], [("id", "=", 2)]]])
+def test_filters_of_no_column_are_refused(make: Make, filters: Any, plain: Stored) -> None:
+    with pytest.raises(ValueError, match=r"filters names '(ID|idd)', which no file has as a column.* city, group, id"):
+        plain_reader(make, plain, filters=filters)
+
+
+def test_filters_may_name_a_column_that_only_later_files_have(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [0, 1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [2, 3], "x": [7, 8]}), tmp_path / "b.parquet")
+    with make_batch_reader(tmp_path.as_uri(), filters=[("x", "=", 8)]) as reader:
+        assert ids_of(reader) == [3]
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_file_that_is_replaced_meanwhile_is_named(make: Make, is_same: bool, tmp_path: Path) -> None:
+    plain = {"use_dictionary": False, "compression": "none", "write_statistics": False, "row_group_size": 10}
+    columns = {"id": range(100), "other": range(100, 200)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", **plain)
+    with make(tmp_path.as_uri(), num_epochs=None, shuffle_rows=True, workers_count=1) as reader:
+        next(reader)
+        swapped = columns if is_same else {"other": columns["other"], "id": columns["id"]}
+        pq.write_table(pa.table(swapped), tmp_path / "new", **plain)
+        (tmp_path / "new").rename(tmp_path / "a.parquet")
+        if is_same:
+            assert all(np.max(element.id) < 100 for element in itertools.islice(reader, 300))
+            return
+        seen: list[int] = []
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was replaced since it was opened"):
+            seen.extend(int(np.max(element.id)) for element in reader)
+        assert max(seen, default=0) < 100
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Please use make_reader")
+@pytest.mark.parametrize("num_rows", [2, 12])
+@pytest.mark.parametrize("stored_rows", [0, 8])
+def test_a_file_with_other_row_groups_than_were_counted_is_named(
+    make: Make, stored_rows: int, num_rows: int, tmp_path: Path
+) -> None:
+    def write(name: str, count: int) -> None:
+        table = pa.table({"id": pa.array(range(count), pa.int64())})
+        with pq.ParquetWriter(tmp_path / f"{name}.parquet", table.schema) as writer:
+            if count:
+                writer.write_table(table, row_group_size=4)
+
+    write("a", 8)
+    write("b", stored_rows)
+    write_metadata(tmp_path.as_uri(), Unischema("S", [UnischemaField("id", np.int64, ())]))
+    write("b", num_rows)
+    with make(tmp_path.as_uri()) as reader:
+        if not stored_rows:
+            # It was never counted on.
+            assert len(ids_of(reader)) == 8 + num_rows
+            return
+        with pytest.raises(SourceChangedError, match=rf"b.parquet has {num_rows // 4 or 1} row groups, expected 2"):
+            ids_of(reader)
+
+
+def test_an_index_of_bytes_keeps_zeros_at_their_ends(tmp_path: Path) -> None:
+    keys = [number.to_bytes(4, "little") for number in (1, 2, 256)]
+    for number, key in enumerate(keys):
+        pq.write_table(pa.table({"id": [number], "key": [key]}), tmp_path / f"{number}.parquet")
+    write_metadata(
+        tmp_path.as_uri(), Unischema("S", [UnischemaField("id", np.int64, ()), UnischemaField("key", np.bytes_, ())])
+    )
+    build_rowgroup_index(tmp_path.as_uri(), None, [SingleFieldIndexer("by key", "key")])
+    for number, key in enumerate(keys):
+        with make_reader(tmp_path.as_uri(), rowgroup_selector=SingleIndexSelector("by key", [key])) as reader:
+            assert ids_of(reader) == [number]
+    indexer = SingleFieldIndexer("by key", "key")
+    indexer.build_index([{"key": np.bytes_(keys[0])}, {"key": np.str_("a\0")}], 0)
+    assert indexer.indexed_values == [keys[0], "a\0"]
 
 
 def test_selectors_choose_row_groups_by_an_index(stored: Stored, tmp_path: Path) -> None:

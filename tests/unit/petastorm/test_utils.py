@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +15,7 @@ from converter.errors import ReadError
 from converter.petastorm.codecs import NdarrayCodec
 from converter.petastorm.errors import NoDataAvailableError
 from converter.petastorm.generator import LIST_SIZE, generate_datapoint
+from converter.petastorm.spark_utils import _in_utc
 from converter.petastorm.unischema import Unischema, UnischemaField
 from converter.petastorm.utils import DecodeFieldError, decode_row, run_in_subprocess
 
@@ -27,6 +30,23 @@ def test_a_row_is_decoded_by_codecs_and_dtypes() -> None:
     assert type(row["id"]) is np.int32
     assert row["price"] == Decimal("1.5")
     np.testing.assert_array_equal(row["matrix"], matrix)
+
+
+def test_times_of_an_rdd_are_those_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        # As Spark's Python makes them; the clock shows this hour twice.
+        noon, twice = (dt.datetime.fromtimestamp(seconds) for seconds in (1_593_604_800, 1_604_212_200))  # noqa: DTZ006
+        assert _in_utc({"at": noon, "again": twice, "none": None, "id": 7}, ["at", "again", "none"]) == {
+            "at": dt.datetime.fromtimestamp(1_593_604_800, dt.timezone.utc).replace(tzinfo=None),
+            "again": dt.datetime.fromtimestamp(1_604_212_200, dt.timezone.utc).replace(tzinfo=None),
+            "none": None,
+            "id": 7,
+        }
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_null_is_none_and_an_unknown_dtype_changes_nothing() -> None:

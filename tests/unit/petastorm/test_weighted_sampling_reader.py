@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,6 +115,32 @@ def test_batches_are_drawn_whole() -> None:
     for batch in (next(mixed)._asdict(), mixed.next_block()):
         assert len(batch["id"]) == 7
         assert len(set(batch["reader"].tolist())) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fields_come_in_the_first_readers_order(kind: Any) -> None:
+    own = readers(kind, 20, 20)
+    own.append(kind([dict(reversed(row.items())) for row in rows(2, 20)]))
+    mixed = WeightedSamplingReader(own, [0, 0.1, 0.9])
+    elements = list(mixed)
+    assert {element._fields for element in elements} == {("reader", "id", "name")}
+    assert {str(np.ravel(element.name)[0])[0] for element in elements} <= {"1", "2"}
+    assert all(str(np.ravel(name)[0])[0] == str(np.ravel(reader)[0]) for reader, _, name in elements)
+
+
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+def test_windows_have_fields_in_the_first_readers_order(tmp_path: Path) -> None:
+    columns = {"a": range(5), "b": range(100, 105)}
+    for folder, names in (("ab", "ab"), ("ba", "ba")):
+        (tmp_path / folder).mkdir()
+        pq.write_table(pa.table({name: columns[name] for name in names}), tmp_path / folder / "a.parquet")
+    own = [
+        make_reader((tmp_path / folder).as_uri(), schema_fields=NGram({0: ["a", "b"], 1: ["b", "a"]}, 9, "a"))
+        for folder in ("ab", "ba")
+    ]
+    with WeightedSamplingReader(own, [0.01, 0.99]) as mixed:
+        for window in mixed:
+            assert [(row._fields, int(row.b) - int(row.a)) for row in window.values()] == [(("a", "b"), 100)] * 2
 
 
 def test_it_has_columns_only_if_all_its_readers_have() -> None:
