@@ -199,7 +199,7 @@ class ParsedFooter:
 
         `value_bytes` are those of a value; None for texts. Not every writer tells the size of texts that a dictionary
         or a common beginning makes shorter (Arrow from 19, Spark from 4 and delta-rs do, DuckDB and Polars do not):
-        these count as long as the longer one of the bounds, which may be cut or absent.
+        these count as they are stored.
 
         Raises:
             ValueError: the footer contradicts itself.
@@ -215,10 +215,9 @@ class ParsedFooter:
                     continue
                 told = self._told_bytes(row_group, leaf)
                 if told is None:
-                    chunk = self.chunk(row_group, leaf)
                     num_unknown[row_group] = num_values - (nulls or 0)
-                    told = num_unknown[row_group] * max(len(chunk.least or b""), len(chunk.most or b""))
-                sizes[row_group] = max(raw_bytes, told + num_values * LENGTH_BYTES)
+                else:
+                    sizes[row_group] = max(raw_bytes, told + num_values * LENGTH_BYTES)
         _check_counts(*sizes)
         return sizes, num_unknown
 

@@ -169,7 +169,7 @@ class LoaderPlan:
 
     Some sizes are not known before the rows are read: what `ragged="pad"` adds to rows that are shorter than the
     longest of their batch; rows whose decoder has no shape, which count as some of a local dataset take, or by their
-    bytes in a store; texts of a dictionary whose writer does not tell their size: they count as those of one do.
+    bytes in a store; texts of a dictionary whose writer does not tell their size: they count as the first do.
     """
 
     elements: str = "rows"

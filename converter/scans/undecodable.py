@@ -42,6 +42,8 @@ _CHUNK_ROWS = 64
 _LOOKED_AT_ROWS, _SAMPLE_ROWS, _SAMPLE_SECONDS = 256, 10, 0.2
 """Of a row group, how many rows are looked at and how many are decoded; and for how long, all row groups together."""
 
+_LOOKED_AT_BYTES = 8 << 20
+
 _PICTURE_FACTOR = 12
 """A JPEG of ordinary quality has two bits for each pixel of three bytes."""
 
@@ -101,10 +103,13 @@ def _sampled(storage: Storage, manifest: Manifest, name: str) -> list[int]:
     until = math.inf
     live_groups = np.flatnonzero(manifest.live_rows > 0)
     files = DataFiles(storage, manifest, [manifest.schema[name]])
+    statistics = manifest.statistics.get(name)
+    row_bytes = (statistics.num_bytes or 0) // manifest.num_rows if statistics is not None else 0
+    num_rows = max(1, min(_LOOKED_AT_ROWS, _LOOKED_AT_BYTES // max(1, row_bytes)))
     for row_group in sorted({int(group) for group in live_groups[[0, len(live_groups) // 2, -1]]}):
         with contextlib.suppress(ConverterError, OSError, pa.ArrowException):
-            live = np.flatnonzero(_live(manifest, row_group)[:_LOOKED_AT_ROWS])
-            table = read_columns(files, row_group, most_rows=_LOOKED_AT_ROWS)
+            live = np.flatnonzero(_live(manifest, row_group)[:num_rows])
+            table = read_columns(files, row_group, most_rows=num_rows)
             values = pc.cast(table.column(name).combine_chunks(), pa.large_binary()).take(live).drop_null()
             for row in range(0, len(values), -(-len(values) // _SAMPLE_ROWS) or 1):
                 if time.monotonic() > until:

@@ -99,7 +99,9 @@ class TableFiles:
         few = spread_over(opened, _NUM_SAMPLES)
         samples = np.union1d(few, spread_over(opened, _NUM_LIST_SAMPLES)) if has_lists else few
         large = files[~self.is_whole]
-        footers = dict(zip([*large.tolist(), *samples.tolist()], self._read([*large, *samples]), strict=True))
+        # Those that any columns need come first: by them texts of unknown length are counted.
+        asked = list(dict.fromkeys([*large.tolist(), *few.tolist(), *samples.tolist()]))
+        footers = dict(zip(asked, self._read(asked), strict=True))
         self._tell(columns, list(footers.values()))
         self.formats = formats_of(footers.values())
         # The same sample for any columns, because sizes in memory make the windows of a shuffle.

@@ -95,29 +95,49 @@ def look_at(
     footers = at_once(
         functools.partial(_read_footer, storage, last, own, remedy), names, threads_count=_FOOTER_THREADS, given_up=own
     )
-    return _with_lengths(storage, footers, own)
+    return _with_lengths(storage, footers, own, remedy)
 
 
-def _with_lengths(storage: Storage, footers: list[Footer], given_up: threading.Event) -> list[Footer]:
+def _with_lengths(storage: Storage, footers: list[Footer], given_up: threading.Event, remedy: str) -> list[Footer]:
     """The footers with the sizes of texts whose writer did not tell them: by the first file of each schema."""
     known: list[tuple[pa.Schema, dict[int, int]]] = []
-    return [
-        _with_lengths_of(storage, known, given_up, footer) if footer.unknown_texts else footer for footer in footers
-    ]
+    found = []
+    for footer in footers:
+        schema = footer.schema
+        lengths = next((lengths for other, lengths in known if other is schema or other.equals(schema)), None)
+        if lengths is None:
+            lengths = {}
+            if footer.unknown_texts:
+                with _named_errors(f"{storage.url}/{footer.name}", remedy):
+                    lengths = lengths_in(storage, footer.name, footer.num_bytes, footer.unknown_texts, given_up)
+            known.append((schema, lengths))
+        found.append(_longer(footer, lengths) if footer.unknown_texts and lengths else footer)
+    return found
 
 
-def _with_lengths_of(
-    storage: Storage, known: list[tuple[pa.Schema, dict[int, int]]], given_up: threading.Event, footer: Footer
-) -> Footer:
-    lengths = next((found for schema, found in known if schema is footer.schema or schema.equals(footer.schema)), None)
-    if lengths is None:
-        lengths = lengths_in(storage, footer.name, footer.num_bytes, footer.unknown_texts, given_up)
-        known.append((footer.schema, lengths))
+def _longer(footer: Footer, lengths: Mapping[int, int]) -> Footer:
+    """A footer with texts of these lengths, by leaf column, where their size is unknown."""
     more = more_bytes(footer.unknown_texts, lengths)
     leaf_bytes = footer.leaf_bytes.copy()
     for leaf, num_bytes in more.items():
         leaf_bytes[leaf] += num_bytes.sum()
     return replace(footer, row_group_bytes=footer.row_group_bytes + sum(more.values()), leaf_bytes=leaf_bytes)
+
+
+@contextlib.contextmanager
+def _named_errors(path: str, remedy: str) -> Iterator[None]:
+    """Name the file in errors, and say what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceError(f"{path} is not there. {remedy}", path=path) from error
+    except OSError as error:
+        cause = str(error).rstrip(". ")
+        advice = "Check that it is a file that you may read, and that its store is up."
+        raise SourceError(f"{path} cannot be read: {cause}. {advice}", path=path) from error
+    except (pa.ArrowException, ValueError) as error:
+        cause = str(error).rstrip(". \n")
+        raise SourceError(f"{path} is no Parquet file that can be read: {cause}. {remedy}", path=path) from error
 
 
 class _Kind(NamedTuple):
@@ -188,7 +208,7 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
 
 def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event, remedy: str, name: str) -> Footer:
     path = f"{storage.url}/{name}"
-    try:
+    with _named_errors(path, remedy):
         # Before the file is opened, so that a later write gives another stamp.
         num_bytes, stamp = storage.look(name, given_up)
         with storage.open_parquet(name, num_bytes, given_up) as opened:
@@ -212,22 +232,13 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
                 row_group_bytes=in_memory.sum(axis=0),
                 leaf_nulls=nulls,
                 leaf_bytes=in_memory.sum(axis=1),
-                unknown_texts=unknown_texts(footer, [num_unknown for _, num_unknown in sizes], in_memory),
+                unknown_texts=unknown_texts(footer, kind.stored, [numbers for _, numbers in sizes], in_memory),
                 list_lengths=lengths,
                 formats=footer.formats(),
                 footer_crc32=zlib.crc32(end),
                 stamp=stamp,
                 digest=digest,
             )
-    except FileNotFoundError as error:
-        raise SourceError(f"{path} is not there. {remedy}", path=path) from error
-    except OSError as error:
-        cause = str(error).rstrip(". ")
-        advice = "Check that it is a file that you may read, and that its store is up."
-        raise SourceError(f"{path} cannot be read: {cause}. {advice}", path=path) from error
-    except (pa.ArrowException, ValueError) as error:
-        cause = str(error).rstrip(". \n")
-        raise SourceError(f"{path} is no Parquet file that can be read: {cause}. {remedy}", path=path) from error
 
 
 def _sum_leaves(footer: ParsedFooter, kind: _Kind) -> tuple[npt.NDArray[np.int64], dict[int, set[tuple[int, int]]]]:

@@ -1,28 +1,31 @@
-"""How long texts are that a dictionary stores once, if their writer did not tell: a dictionary of each column says it.
+"""How long texts are that a dictionary makes shorter, if their writer did not tell: a column's first rows say it.
 
-A look at its head, in one file, takes a request: cheap beside windows that are ten times as large as they are told.
+A dictionary alone does not: most rows may have one of its shortest texts. A column's part of a row group is small where
+a dictionary made it so. It is read once for each schema: windows would else be ten times as large as they are told.
 """
 
 from __future__ import annotations
 
-import contextlib
+import math
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from converter.parsed_footer import LENGTH_BYTES, ParsedFooter
+from converter.storage.at_once import at_once
 from converter.storage.directory import Storage
-from converter.thrift import read_struct
 
-_HEAD_BYTES = 256
-"""A page's header: that of a dictionary has no bounds, and takes some 20."""
+_MOST_BYTES = 8 << 20
+"""What is read of a column at most: in a larger part most texts stand as they are."""
 
-_DICTIONARY_PAGE = 2
-_MOST_BYTES = 1 << 31
-"""A page's size is an int32."""
+_ROWS = 1 << 16
+_THREADS = 8
 
 
 class UnknownTexts(NamedTuple):
@@ -34,50 +37,66 @@ class UnknownTexts(NamedTuple):
     counted_bytes: npt.NDArray[np.int64]
     """What each row group counts so far."""
 
-    dictionary_start: int | None
-    """Where the first dictionary stands in the file."""
+    row_group: int | None
+    """The first one with such texts; None if it is too large to be read."""
+
+    path: str
 
 
 def unknown_texts(
-    footer: ParsedFooter, num_unknown: Sequence[Sequence[int]], in_memory: npt.NDArray[np.int64]
+    footer: ParsedFooter,
+    schema: pq.ParquetSchema,
+    num_unknown: Sequence[Sequence[int]],
+    in_memory: npt.NDArray[np.int64],
 ) -> dict[int, UnknownTexts]:
     """The leaf columns of a footer that have texts of unknown length."""
     found = {}
     for leaf, numbers in enumerate(num_unknown):
         if any(numbers):
             first = next(row_group for row_group, number in enumerate(numbers) if number)
-            start = footer.chunk(first, leaf).dictionary_page_offset
-            found[leaf] = UnknownTexts(np.array(numbers, np.int64), in_memory[leaf], start)
+            is_small = footer.chunk(first, leaf).stored_bytes <= _MOST_BYTES
+            path = schema.column(leaf).path
+            found[leaf] = UnknownTexts(np.array(numbers, np.int64), in_memory[leaf], first if is_small else None, path)
     return found
 
 
 def lengths_in(
     storage: Storage, name: str, num_bytes: int, texts: Mapping[int, UnknownTexts], given_up: threading.Event
 ) -> dict[int, int]:
-    """The mean length of the texts in a file's first dictionary of each column; of those that can be read."""
-    found: dict[int, int] = {}
-    # Who reads the column learns what is wrong with the file.
-    with contextlib.suppress(OSError), storage.open_parquet(name, num_bytes, given_up) as opened:
-        for leaf, text in texts.items():
-            if text.dictionary_start is not None and 0 <= text.dictionary_start < num_bytes:
-                opened.seek(text.dictionary_start)
-                length = _mean_length(bytes(opened.read(_HEAD_BYTES)))
-                if length is not None:
-                    found[leaf] = length
-    return found
+    """The mean length of the first texts of each column in a file; of those that can be decoded.
+
+    Raises:
+        OSError: the file cannot be fetched. The sizes decide the order of a shuffle, so none may be missing.
+    """
+    asked = [leaf for leaf, text in texts.items() if text.row_group is not None]
+
+    def look(leaf: int) -> int | None:
+        with storage.open_parquet(name, num_bytes, given_up) as opened:
+            return _mean_length(opened, texts[leaf], is_local=storage.is_local)
+
+    lengths = at_once(look, asked, threads_count=_THREADS, given_up=given_up)
+    return {leaf: length for leaf, length in zip(asked, lengths, strict=True) if length is not None}
 
 
-def _mean_length(head: bytes) -> int | None:
-    """The mean length of a dictionary's texts, from the header of its page; None if it is another page."""
+def _mean_length(opened: pa.NativeFile, text: UnknownTexts, *, is_local: bool) -> int | None:
+    """The mean length of a leaf column's first texts, rounded up; None if there are only nulls, or damaged pages."""
     try:
-        header, _ = read_struct(head, 0)
-    except (IndexError, ValueError):
+        # As a dictionary the texts stay as small as they are stored.
+        file = pq.ParquetFile(opened, read_dictionary=[text.path])
+        batches = file.iter_batches(_ROWS, row_groups=[text.row_group], columns=[text.path], use_threads=False)
+        values: Any = next(batches).column(0)
+    except (pa.ArrowException, StopIteration):
         return None
-    page = header.get(7)
-    page_bytes, num_texts = header.get(2), page.get(1) if isinstance(page, dict) else None
-    if header.get(1) != _DICTIONARY_PAGE or type(page_bytes) is not int or type(num_texts) is not int or num_texts < 1:
-        return None
-    return max(0, min(page_bytes, _MOST_BYTES) // num_texts + 1 - LENGTH_BYTES)
+    except OSError as error:
+        # Arrow's own of damaged pages: who reads the column gets the error.
+        if is_local and error.errno is None:
+            return None
+        raise
+    while values.type.num_fields and not pa.types.is_dictionary(values.type):
+        values = values.field(0) if pa.types.is_struct(values.type) else values.flatten()
+    indices = np.asarray(values.indices.drop_null())
+    lengths = np.asarray(pc.binary_length(values.dictionary))
+    return math.ceil(lengths[indices].mean()) if len(indices) else None
 
 
 def more_bytes(texts: Mapping[int, UnknownTexts], lengths: Mapping[int, int]) -> dict[int, npt.NDArray[np.int64]]:

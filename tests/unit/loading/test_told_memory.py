@@ -8,6 +8,7 @@ import time
 import uuid
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import duckdb
 import fsspec
@@ -17,13 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from converter import Image, NumPy, make_parquet_converter, mix
+from converter import Image, NumPy, SourceError, make_parquet_converter, mix
 from converter.dataset import borrow_files
 from converter.loading.options import LoaderOptions
 from converter.parsed_footer import parse_end
 from converter.plan import DEFAULT_WINDOW_BYTES
 from converter.portable.footers import end_of
 from converter.reading import decoding, mixing
+from converter.sources.parquet import texts
 from converter.storage.opening import open_storage
 
 PHRASE = "a phrase that comes again and again, with a number: "
@@ -59,35 +61,62 @@ def test_texts_with_common_beginnings_count_as_they_are(tmp_path: Path) -> None:
     assert decoded_bytes(tmp_path / "a.parquet") == sum(map(len, WORDS)) + 4 * len(WORDS)
 
 
+def write_without_sizes(writer: str, table: pa.Table, path: Path) -> None:
+    if writer == "polars":
+        pl.from_arrow(table).write_parquet(path, row_group_size=2_000)  # type: ignore[union-attr]
+    else:
+        duckdb.from_arrow(table).write_parquet(str(path), row_group_size=2048)
+
+
+def numbers_of_bytes(url: str) -> dict[str, int]:
+    """Those of the columns, and `all` of all."""
+    manifest = make_parquet_converter(url)._manifest
+    found = {name: one.num_bytes or 0 for name, one in manifest.statistics.items()}
+    return found | {"all": int(manifest.row_group_bytes.sum())}
+
+
 @pytest.mark.parametrize("writer", ["polars", "duckdb"])
 @pytest.mark.parametrize("num_letters", [20, 4000])
-def test_of_a_writer_that_tells_no_sizes_a_dictionary_says_them(tmp_path: Path, writer: str, num_letters: int) -> None:
-    """Bounds of long texts are cut."""
+def test_of_a_writer_that_tells_no_sizes_the_first_rows_say_them(tmp_path: Path, writer: str, num_letters: int) -> None:
+    """Bounds of long texts are cut, and most rows may have a short one."""
     words = [str(number % 5) * (num_letters + number % 3) for number in range(6_000)]
-    texts = pa.table({"id": range(len(words)), "x": words, "y": [None, *words[1:]]})
+    seldom = ["x" * 5 * num_letters + str(number) if number % 50 == 0 else "y" for number in range(6_000)]
+    table = pa.table({"x": words, "y": [None, *words[1:]], "z": seldom})
+    table = table.append_column("s", pa.array([{"deep": [word, None]} for word in words]))
     for number in range(2):
-        path = tmp_path / f"{number}.parquet"
-        if writer == "polars":
-            pl.from_arrow(texts).write_parquet(path, row_group_size=2_000)
-        else:
-            duckdb.from_arrow(texts).write_parquet(str(path), row_group_size=2048)
-    letters = sum(map(len, words)) + 4 * len(words)
-    for storage in (tmp_path.as_uri(), copied_to_memory(tmp_path)):
-        manifest = make_parquet_converter(storage)._manifest
-        found = {name: manifest.statistics[name].num_bytes for name in ("x", "y")}
-        assert all(2 * letters * 0.98 < num_bytes < 2 * letters * 1.1 for num_bytes in found.values()), found
-        assert sum(found.values()) < manifest.row_group_bytes.sum() < sum(found.values()) + 200_000
+        write_without_sizes(writer, table, tmp_path / f"{number}.parquet")
+    for url in (tmp_path.as_uri(), copied_to_memory(tmp_path)):
+        found = numbers_of_bytes(url)
+        # A list with a null has two values.
+        found["deep"] = found.pop("all") - sum(found[name] for name in "xyz")
+        for name, rows in {"x": words, "y": words, "z": seldom, "deep": words}.items():
+            letters = 2 * (sum(map(len, rows)) + 4 * len(rows))
+            assert 0.97 * letters < found[name] < 1.1 * letters + 60_000, name
 
 
-def test_a_damaged_dictionary_tells_nothing(tmp_path: Path) -> None:
-    pl.DataFrame({"x": ["a" * 1000] * 1000}).write_parquet(tmp_path / "a.parquet", compression="uncompressed")
+def test_what_cannot_be_read_of_a_store_is_an_error_and_no_other_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks would have two windows, and so two orders."""
+    write_without_sizes("polars", pa.table({"x": WORDS * 10}), tmp_path / "a.parquet")
+    url = copied_to_memory(tmp_path)
+    monkeypatch.setattr(texts, "_mean_length", mock.Mock(side_effect=OSError("SlowDown: reduce your request rate")))
+    with pytest.raises(SourceError, match=r"a\.parquet cannot be read: .*SlowDown"):
+        make_parquet_converter(url)
+
+
+def test_a_damaged_column_tells_nothing_and_others_are_read(tmp_path: Path) -> None:
+    table = pl.DataFrame({"x": ["a" * 1000] * 1000, "id": range(1000)})
+    table.write_parquet(tmp_path / "a.parquet", compression="uncompressed")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
-    start = parse_end(end_of(io.BytesIO(data))).chunk(0, 0).dictionary_page_offset
-    assert start is not None
-    data[start : start + 8] = b"\xff" * 8
+    chunk = parse_end(end_of(io.BytesIO(data))).chunk(0, 0)
+    assert chunk.dictionary_page_offset is not None
+    data[chunk.dictionary_page_offset : chunk.dictionary_page_offset + 8] = b"\xff" * 8
     (tmp_path / "a.parquet").write_bytes(data)
-    # Its bounds are cut to 64 bytes.
-    assert make_parquet_converter(tmp_path)._manifest.statistics["x"].num_bytes == 68 * 1000
+    assert numbers_of_bytes(tmp_path.as_uri())["x"] == chunk.raw_bytes
+    assert make_parquet_converter(tmp_path).plan(columns=["id"]).num_rows == 1000
+    with make_parquet_converter(tmp_path).make_batch_reader(columns=["id"], batch_size=1000) as reader:
+        assert [batch["id"].tolist() for batch in reader] == [list(range(1000))]
 
 
 def test_numbers_of_a_dictionary_count_as_they_are(tmp_path: Path) -> None:
