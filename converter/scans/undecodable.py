@@ -42,7 +42,8 @@ _CHUNK_ROWS = 64
 _LOOKED_AT_ROWS, _SAMPLE_ROWS, _SAMPLE_SECONDS = 256, 10, 0.2
 """Of a row group, how many rows are looked at and how many are decoded; and for how long, all row groups together."""
 
-_LOOKED_AT_BYTES = 8 << 20
+_MOST_ROW_BYTES = 128 << 10
+"""Of larger rows none is looked at: Arrow decodes a page at least, which may hold a thousand rows."""
 
 _PICTURE_FACTOR = 12
 """A JPEG of ordinary quality has two bits for each pixel of three bytes."""
@@ -80,7 +81,7 @@ def _decoded_bytes(storage: Storage, manifest: Manifest, names: Sequence[str]) -
     """`Manifest.decoded_bytes` of columns whose rows differ in shape: from some rows of a local dataset.
 
     The mean and the standard deviation: a batch of rows is hardly ever larger. On a store, where a look would fetch
-    whole columns, by the bytes in the files.
+    whole columns, and of large rows by the bytes in the files.
     """
     found: dict[str, int] = {}
     for name in names:
@@ -104,12 +105,12 @@ def _sampled(storage: Storage, manifest: Manifest, name: str) -> list[int]:
     live_groups = np.flatnonzero(manifest.live_rows > 0)
     files = DataFiles(storage, manifest, [manifest.schema[name]])
     statistics = manifest.statistics.get(name)
-    row_bytes = (statistics.num_bytes or 0) // manifest.num_rows if statistics is not None else 0
-    num_rows = max(1, min(_LOOKED_AT_ROWS, _LOOKED_AT_BYTES // max(1, row_bytes)))
+    if statistics is not None and (statistics.num_bytes or 0) > _MOST_ROW_BYTES * manifest.num_rows:
+        return []
     for row_group in sorted({int(group) for group in live_groups[[0, len(live_groups) // 2, -1]]}):
         with contextlib.suppress(ConverterError, OSError, pa.ArrowException):
-            live = np.flatnonzero(_live(manifest, row_group)[:num_rows])
-            table = read_columns(files, row_group, most_rows=num_rows)
+            live = np.flatnonzero(_live(manifest, row_group)[:_LOOKED_AT_ROWS])
+            table = read_columns(files, row_group, most_rows=_LOOKED_AT_ROWS)
             values = pc.cast(table.column(name).combine_chunks(), pa.large_binary()).take(live).drop_null()
             for row in range(0, len(values), -(-len(values) // _SAMPLE_ROWS) or 1):
                 if time.monotonic() > until:

@@ -70,12 +70,14 @@ def lengths_in(
     """
     asked = [leaf for leaf, text in texts.items() if text.row_group is not None]
 
-    def look(leaf: int) -> int | None:
+    def look(leaves: Sequence[int]) -> list[tuple[int, int | None]]:
+        # Opened once, so that the footer is fetched once.
         with storage.open_parquet(name, num_bytes, given_up) as opened:
-            return _mean_length(opened, texts[leaf], is_local=storage.is_local)
+            return [(leaf, _mean_length(opened, texts[leaf], is_local=storage.is_local)) for leaf in leaves]
 
-    lengths = at_once(look, asked, threads_count=_THREADS, given_up=given_up)
-    return {leaf: length for leaf, length in zip(asked, lengths, strict=True) if length is not None}
+    shares = [share for number in range(_THREADS) if (share := asked[number::_THREADS])]
+    looks = at_once(look, shares, threads_count=_THREADS, given_up=given_up)
+    return {leaf: length for found in looks for leaf, length in found if length is not None}
 
 
 def _mean_length(opened: pa.NativeFile, text: UnknownTexts, *, is_local: bool) -> int | None:

@@ -197,6 +197,13 @@ def test_in_a_store_they_count_by_their_bytes(tmp_path: Path) -> None:
         assert factor * row_bytes <= found < factor * (row_bytes + 20)
 
 
+def test_of_large_rows_none_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"x": [bytes(200_000)] * 4}), tmp_path / "a.parquet", use_dictionary=False)
+    monkeypatch.setattr("converter.scans.undecodable.read_columns", None)
+    found = make_parquet_converter(tmp_path, decode={"x": Image()})._manifest.decoded_bytes["x"]
+    assert 12 * 200_000 < found < 12 * 201_000
+
+
 def test_rows_that_cannot_be_decoded_tell_no_size(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [b"no picture", None, *pictures([64])]}), tmp_path / "a.parquet")
     assert make_parquet_converter(tmp_path, decode={"x": Image()})._manifest.decoded_bytes == {"x": 3 * 64**2}
