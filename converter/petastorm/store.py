@@ -233,11 +233,21 @@ class Store:
         if file not in self._stamps:
             self._stamps[file] = self.storage.look(name, given_up)
         size, stamp = self._stamps[file]
+        if stamp is None:
+            # Nothing would tell copies of another file of this size.
+            return self.storage.open_parquet(name, num_bytes, given_up)
+
+        def read(start: int, stop: int) -> list[Data]:
+            data = self.storage.read_part(name, start, stop, given_up)
+            if self.storage.look(name, given_up) != (size, stamp):
+                # Its bytes would be kept as those of the file before.
+                path = self.path(file)
+                raise SourceChangedError(f"{path} was replaced since it was opened. Make the reader again.", path=path)
+            return [data]
 
         def fetch(start: int, stop: int) -> Data:
             piece = piece_name("rows", file, (name, start, stop, size, stamp))
-            read = functools.partial(self.storage.read_part, name, start, stop, given_up)
-            parts, _ = cache.get(piece, [stop - start], lambda: [read()], given_up)
+            parts, _ = cache.get(piece, [stop - start], lambda: read(start, stop), given_up)
             return parts[0]
 
         return pa.PythonFile(PartialFile(size, fetch), mode="r")

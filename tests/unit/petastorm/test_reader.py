@@ -970,6 +970,40 @@ def test_a_local_store_needs_no_copies_and_its_folder_of_copies_goes(stored: Sto
     assert not location.exists()
 
 
+def test_bytes_of_an_exchanged_file_are_not_kept_as_those_of_the_file_before(tmp_path: Path) -> None:
+    """A later reader would be given them once the file is back."""
+    memory, ids = fsspec.filesystem("memory"), np.arange(20_000)
+
+    def put(values: np.ndarray[Any, Any]) -> None:
+        with memory.open("exchanged/a.parquet", "wb") as file:
+            pq.write_table(
+                pa.table({"x": values}), file, row_group_size=2_000, use_dictionary=False, compression="none",
+                write_statistics=False,
+            )  # fmt: skip
+
+    def reader() -> Reader:
+        return make_batch_reader(
+            "memory://exchanged", cache_type="local-disk", cache_location=str(tmp_path / "copies"), workers_count=1,
+            shuffle_row_groups=False,
+        )  # fmt: skip
+
+    put(ids)
+    try:
+        first = memory.info("/exchanged/a.parquet")["created"]
+        with reader() as before:
+            assert next(before).x.tolist() == ids[:2_000].tolist()
+            put(-ids)
+            with pytest.raises(SourceChangedError, match="was replaced since it was opened"):
+                collections.deque(before, 0)
+            put(ids)
+            # As a copy that is restored keeps its time.
+            memory.store["/exchanged/a.parquet"].created = first
+            with reader() as after:
+                assert np.concatenate([batch.x for batch in after]).tolist() == ids.tolist()
+    finally:
+        memory.rm("/exchanged", recursive=True)
+
+
 def test_a_folder_of_copies_with_other_files_stays(stored: Stored, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with make_reader(stored.url, cache_type="local-disk", cache_location=str(tmp_path)) as reader:
