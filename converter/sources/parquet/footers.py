@@ -178,7 +178,9 @@ def _value_bytes(kind: pa.DataType) -> int | None:
     """The bytes of a value in memory; None if values differ."""
     if pa.types.is_dictionary(kind):
         return _value_bytes(kind.value_type)
-    # A null has none, and a boolean becomes a byte.
+    if pa.types.is_null(kind):
+        return 0
+    # A boolean becomes a byte.
     with contextlib.suppress(ValueError):
         return -(-int(kind.bit_width) // 8)
     return None

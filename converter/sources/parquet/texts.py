@@ -96,6 +96,9 @@ def _mean_length(opened: pa.NativeFile, text: UnknownTexts, *, is_local: bool) -
         raise
     while values.type.num_fields and not pa.types.is_dictionary(values.type):
         values = values.field(0) if pa.types.is_struct(values.type) else values.flatten()
+    if not pa.types.is_dictionary(values.type):
+        # Texts of a type of the user's own.
+        return None
     indices = np.asarray(values.indices.drop_null())
     lengths = np.asarray(pc.binary_length(values.dictionary))
     return math.ceil(lengths[indices].mean()) if len(indices) else None
