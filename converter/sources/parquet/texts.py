@@ -107,6 +107,7 @@ def _mean_length(opened: pa.NativeFile, text: UnknownTexts, *, is_local: bool) -
 def more_bytes(texts: Mapping[int, UnknownTexts], lengths: Mapping[int, int]) -> dict[int, npt.NDArray[np.int64]]:
     """For each leaf column what its row groups take in memory, beside what is counted already."""
     return {
-        leaf: np.maximum(0, texts[leaf].num_texts * (length + LENGTH_BYTES) - texts[leaf].counted_bytes)
-        for leaf, length in lengths.items()
+        leaf: np.maximum(0, text.num_texts * (lengths[leaf] + LENGTH_BYTES) - text.counted_bytes)
+        for leaf, text in texts.items()
+        if leaf in lengths
     }

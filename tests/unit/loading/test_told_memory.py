@@ -94,6 +94,18 @@ def test_of_a_writer_that_tells_no_sizes_the_first_rows_say_them(tmp_path: Path,
             assert 0.97 * letters < found[name] < 1.1 * letters + 60_000, name
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_files_of_one_schema_may_differ_in_their_dictionaries(tmp_path: Path, is_first: bool) -> None:
+    known = pa.table({"x": WORDS, "y": [None] * len(WORDS), "z": WORDS}, pa.schema(dict.fromkeys("xyz", pa.string())))
+    plain = pa.table({"x": [f"{number:050}" for number in range(len(WORDS))], "y": WORDS, "z": WORDS}, known.schema)
+    for name, table in zip("ab" if is_first else "ba", (known, plain), strict=True):
+        write_without_sizes("polars", table, tmp_path / f"{name}.parquet")
+    found = numbers_of_bytes(tmp_path.as_uri())
+    letters = sum(map(len, WORDS)) + 4 * len(WORDS)
+    assert 1.9 * letters < found["z"] < 2.1 * letters
+    assert len(make_parquet_converter(tmp_path)) == 2 * len(WORDS)
+
+
 def test_what_cannot_be_read_of_a_store_is_an_error_and_no_other_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
