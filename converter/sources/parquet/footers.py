@@ -99,19 +99,20 @@ def look_at(
 
 
 def _with_lengths(storage: Storage, footers: list[Footer], given_up: threading.Event, remedy: str) -> list[Footer]:
-    """The footers with the sizes of texts whose writer did not tell them: by the first file of each schema."""
+    """The footers with the sizes of texts that their writer did not tell, by the first such file of each schema."""
     known: list[tuple[pa.Schema, dict[int, int]]] = []
     found = []
     for footer in footers:
-        schema = footer.schema
-        lengths = next((lengths for other, lengths in known if other is schema or other.equals(schema)), None)
-        if lengths is None:
-            lengths = {}
-            if footer.unknown_texts:
+        if footer.unknown_texts:
+            schema = footer.schema
+            lengths = next((lengths for other, lengths in known if other is schema or other.equals(schema)), None)
+            if lengths is None:
                 with _named_errors(f"{storage.url}/{footer.name}", remedy):
                     lengths = lengths_in(storage, footer.name, footer.num_bytes, footer.unknown_texts, given_up)
-            known.append((schema, lengths))
-        found.append(_longer(footer, lengths) if footer.unknown_texts and lengths else footer)
+                known.append((schema, lengths))
+            found.append(_longer(footer, lengths))
+        else:
+            found.append(footer)
     return found
 
 
