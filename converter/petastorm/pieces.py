@@ -100,7 +100,9 @@ class Recipe:
             table = self.store.read(item.row_group, names, given_up)
             rows = self._order_of(item, table.num_rows)
             return table if rows is None else table.take(rows)
-        early = self.store.read(item.row_group, asked, given_up)
+        # Opened once: the file may be replaced while the predicate runs.
+        read = self.store.open_row_group(item.row_group, given_up)
+        early = read(asked)
         rows = self._order_of(item, early.num_rows)
         rows = np.arange(early.num_rows) if rows is None else rows
         if self.filters is not None:
@@ -110,7 +112,7 @@ class Recipe:
         if not len(rows):
             return pa.table({name: pa.array([], pa.null()) for name in names})
         late = [name for name in names if name not in asked]
-        table = self.store.read(item.row_group, late, given_up)
+        table = read(late)
         columns = dict(zip(early.column_names, early.columns, strict=True))
         columns |= dict(zip(table.column_names, table.columns, strict=True))
         return pa.table({name: columns[name] for name in names}).take(rows)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import io
 import itertools
 import threading
 from collections import Counter
@@ -27,6 +30,9 @@ from converter.storage.store import TIMEOUT_SECONDS
 
 _FOOTER_THREADS, _FILES_AT_ONCE = 8, 16
 _MAX_KEPT_FOOTERS = 256
+
+Stamp = tuple[int, int | None] | None
+"""A file's size and its time or ETag as a number; None if its bytes are copies, which are those of one stamp."""
 
 
 class StoreNotFoundError(SourceError, FileNotFoundError):
@@ -59,9 +65,10 @@ class Store:
     local_cache: LocalCache | None = None
     """Where this host keeps copies of what was fetched."""
 
-    _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)
+    _footers: dict[int, tuple[pq.FileMetaData | bytes, Stamp]] = field(default_factory=dict)
+    """Footers, or digests of them, each with the stamp that its file had before the footer was read."""
+
     _stamps: dict[int, tuple[int, int | None]] = field(default_factory=dict)
-    _footer_stamps: dict[int, tuple[int, int | None] | None] = field(default_factory=dict)
 
     @functools.cached_property
     def metadata(self) -> Mapping[bytes, bytes]:
@@ -139,17 +146,9 @@ class Store:
     def footer(self, file: int) -> pq.FileMetaData:
         """A file's footer, read once."""
         kept = self._footers.get(file)
-        if kept is None:
-            may_keep = len(self._footers) < _MAX_KEPT_FOOTERS or len(self.names) <= _MAX_KEPT_FOOTERS
-            # Before the footer is read: a file that is replaced meanwhile is looked at again.
-            stamp = self._look(file) if may_keep else None
-            kept = self._open(file).metadata
-            if may_keep:
-                self._footers[file], self._footer_stamps[file] = kept, stamp
-        return kept
+        return self._open(file)[0].metadata if kept is None or isinstance(kept[0], bytes) else kept[0]
 
-    def _look(self, file: int, given_up: threading.Event | None = None) -> tuple[int, int | None] | None:
-        """A file's size and stamp; None if its bytes come from this host's copies, which are those of one stamp."""
+    def _look(self, file: int, given_up: threading.Event | None) -> Stamp:
         if self.local_cache is not None and not self.storage.is_local:
             return None
         try:
@@ -159,35 +158,66 @@ class Store:
             raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
 
     def read(self, row_group: RowGroup, columns: Sequence[str], given_up: threading.Event | None = None) -> pa.Table:
-        """These columns of a row group. Partition columns are strings; a column that the file lacks is null.
+        """These columns of a row group, as `open_row_group` reads them; again if its file changes meanwhile."""
+        try:
+            return self.open_row_group(row_group, given_up)(columns)
+        except SourceChangedError:
+            # By a file with the same footer, perhaps, which is as good.
+            return self.open_row_group(row_group, given_up)(columns)
 
-        Requests end once `given_up` is set.
+    def open_row_group(
+        self, row_group: RowGroup, given_up: threading.Event | None = None
+    ) -> Callable[[Sequence[str]], pa.Table]:
+        """A function that reads columns of a row group. It may be called several times: all of them are of one file.
+
+        Partition columns are strings; a column that the file lacks is null. Requests end once `given_up` is set.
 
         Raises:
             ReadError: the row group cannot be read; `.path` and `.row_group` say which.
-            SourceChangedError: its file is gone, or is another one than before.
+            SourceChangedError: its file is gone, or is another one than before; also while it was read.
         """
         file, index = row_group
         path = self.path(file)
-        try:
-            parquet = self._open(file, given_up)
-            if parquet.metadata.num_row_groups != self.counts[file]:
-                raise SourceChangedError(
-                    f"{path} has {parquet.metadata.num_row_groups} row groups, expected {self.counts[file]}: the file "
-                    "was replaced, or the counts in _common_metadata are old. Write the metadata again.",
-                    path=path,
-                )
+        with self._named_errors(row_group):
+            parquet, stamp = self._open(file, given_up)
+        if parquet.metadata.num_row_groups != self.counts[file]:
+            raise SourceChangedError(
+                f"{path} has {parquet.metadata.num_row_groups} row groups, expected {self.counts[file]}: the file "
+                "was replaced, or the counts in _common_metadata are old. Write the metadata again.",
+                path=path,
+            )
+        num_rows = parquet.metadata.row_group(index).num_rows
+
+        def read(columns: Sequence[str]) -> pa.Table:
             stored = [name for name in columns if name in parquet.schema_arrow.names]
-            table = parquet.read_row_group(index, columns=stored, use_threads=False)
+            with self._named_errors(row_group):
+                table = parquet.read_row_group(index, columns=stored, use_threads=False)
+                # After the bytes: nothing else tells that they came from the file of the footer.
+                is_same = self._look(file, given_up) == stamp
+            if not is_same:
+                raise self._replaced(file)
+            return self._with_other_columns(table, file, columns, num_rows)
+
+        return read
+
+    @contextlib.contextmanager
+    def _named_errors(self, row_group: RowGroup) -> Iterator[None]:
+        path = self.path(row_group.file)
+        try:
+            yield
         except FileNotFoundError as error:
             raise SourceChangedError(f"{path} is gone. Make the reader again.", path=path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             cause = str(error).rstrip(". \n")
             raise ReadError(
-                f"Row group {index} of {path} cannot be read: {cause}.", path=path, row_group=index
+                f"Row group {row_group.number} of {path} cannot be read: {cause}.",
+                path=path,
+                row_group=row_group.number,
             ) from error
-        num_rows = parquet.metadata.row_group(index).num_rows
-        arrays = {name: table.column(name) for name in stored}
+
+    def _with_other_columns(self, table: pa.Table, file: int, columns: Sequence[str], num_rows: int) -> pa.Table:
+        """A file's columns with those of its folders and those that it lacks, in this order."""
+        arrays = dict(zip(table.column_names, table.columns, strict=True))
         for name in columns:
             if name in self.partitions[file]:
                 arrays[name] = pa.chunked_array(
@@ -198,20 +228,32 @@ class Store:
                 arrays[name] = pa.chunked_array([pa.nulls(num_rows, kind)])
         return pa.table({name: arrays[name] for name in columns})
 
-    def _open(self, file: int, given_up: threading.Event | None = None) -> pq.ParquetFile:
-        footer = self._footers.get(file)
-        stamp = None if footer is None else self._look(file, given_up)
-        if footer is None or stamp == self._footer_stamps[file]:
-            return self._parquet(file, footer, stamp, given_up)
+    def _open(self, file: int, given_up: threading.Event | None = None) -> tuple[pq.ParquetFile, Stamp]:
+        """A file, and its stamp from before it was opened.
+
+        Raises:
+            SourceChangedError: it has another footer than before.
+        """
+        stamp, kept = self._look(file, given_up), self._footers.get(file)
+        if kept is not None and kept[1] == stamp:
+            footer = None if isinstance(kept[0], bytes) else kept[0]
+            return self._parquet(file, footer, stamp, given_up), stamp
         parquet = self._parquet(file, None, stamp, given_up)
-        if not parquet.metadata.equals(footer):
-            path = self.path(file)
-            raise SourceChangedError(f"{path} was replaced since it was opened. Make the reader again.", path=path)
-        self._footer_stamps[file] = stamp
-        return parquet
+        may_keep = len(self._footers) < _MAX_KEPT_FOOTERS or len(self.names) <= _MAX_KEPT_FOOTERS
+        known = parquet.metadata if may_keep else _digest(parquet.metadata)
+        # Another thread may have opened the file before.
+        known, _ = self._footers.setdefault(file, (known, stamp))
+        if known != (_digest(parquet.metadata) if isinstance(known, bytes) else parquet.metadata):
+            raise self._replaced(file)
+        self._footers[file] = known, stamp
+        return parquet, stamp
+
+    def _replaced(self, file: int) -> SourceChangedError:
+        path = self.path(file)
+        return SourceChangedError(f"{path} was replaced since it was opened. Make the reader again.", path=path)
 
     def _parquet(
-        self, file: int, footer: pq.FileMetaData | None, stamp: Any, given_up: threading.Event | None
+        self, file: int, footer: pq.FileMetaData | None, stamp: Stamp, given_up: threading.Event | None
     ) -> pq.ParquetFile:
         name, path = self.names[file], self.path(file)
         try:
@@ -241,8 +283,7 @@ class Store:
             data = self.storage.read_part(name, start, stop, given_up)
             if self.storage.look(name, given_up) != (size, stamp):
                 # Its bytes would be kept as those of the file before.
-                path = self.path(file)
-                raise SourceChangedError(f"{path} was replaced since it was opened. Make the reader again.", path=path)
+                raise self._replaced(file)
             return [data]
 
         def fetch(start: int, stop: int) -> Data:
@@ -296,6 +337,12 @@ def _named_again(storage: Storage, names: Iterable[str], urls: Sequence[str]) ->
                 own = storage.path(name)
                 if own == path or own.startswith(f"{path}/"):
                     yield from [name] * (count - 1)
+
+
+def _digest(footer: pq.FileMetaData) -> bytes:
+    sink = io.BytesIO()
+    footer.write_metadata_file(sink)
+    return hashlib.sha256(sink.getvalue()).digest()
 
 
 def load_schema(store: Store) -> Unischema:

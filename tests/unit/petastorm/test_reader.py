@@ -37,6 +37,7 @@ from converter.petastorm.predicates import PredicateBase, in_lambda, in_negate, 
 from converter.petastorm.reader import Reader
 from converter.petastorm.selectors import IntersectIndexSelector, SingleIndexSelector, UnionIndexSelector
 from converter.petastorm.unischema import Unischema, UnischemaField
+from converter.storage.local import LocalStorage
 from tests.unit.petastorm.conftest import GROUP_ROWS, NUM_ROWS, SCHEMA, Stored, row_of
 from tests.unit.petastorm.readers import told_when_stopped
 
@@ -576,6 +577,85 @@ def test_a_file_with_other_row_groups_than_were_counted_is_named(
             assert len(ids_of(reader)) == 8 + num_rows
             return
         with pytest.raises(SourceChangedError, match=rf"b.parquet has {num_rows // 4 or 1} row groups, expected 2"):
+            ids_of(reader)
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Please use make_reader")
+@pytest.mark.parametrize("most_kept", [0, 256])
+def test_a_file_that_is_replaced_while_the_predicate_runs_is_named(
+    make: Make, most_kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other columns would stand beside those of the file before."""
+    monkeypatch.setattr("converter.petastorm.store._MAX_KEPT_FOOTERS", most_kept)
+
+    def write(name: str, first: int) -> None:
+        ids = np.arange(first, first + 10)
+        pq.write_table(pa.table({"id": ids, "label": 2 * ids}), tmp_path / name)
+
+    def keep(ids: Any) -> Any:
+        if np.min(ids) == 100:
+            write("new", 5000)
+            (tmp_path / "new").rename(tmp_path / "1.parquet")
+        return ids >= 0
+
+    for number in range(3):
+        write(f"{number}.parquet", 100 * number)
+    schema = Unischema("S", [UnischemaField(name, np.int64, ()) for name in ("id", "label")])
+    write_metadata(tmp_path.as_uri(), schema)
+    with (
+        make(tmp_path.as_uri(), predicate=in_lambda(["id"], keep), shuffle_row_groups=False) as reader,
+        pytest.raises(SourceChangedError, match=r"1\.parquet was replaced since it was opened"),
+    ):
+        ids_of(reader)
+
+
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+@pytest.mark.parametrize("most_kept", [0, 256])
+def test_a_file_that_is_replaced_while_it_is_read_is_named(
+    most_kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its columns would be read by the footer of the file before."""
+    monkeypatch.setattr("converter.petastorm.store._MAX_KEPT_FOOTERS", most_kept)
+    plain = {"use_dictionary": False, "compression": "none", "write_statistics": False}
+    columns = {"id": range(6), "other": range(10, 16)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", **plain)
+    pq.write_table(pa.table(columns), tmp_path / "b.parquet", **plain)
+    pq.write_table(pa.table({"other": columns["other"], "id": columns["id"]}), tmp_path / ".new", **plain)
+    look = LocalStorage.look
+
+    def look_and_replace(storage: LocalStorage, name: str, *rest: Any) -> Any:
+        found = look(storage, name, *rest)
+        if name == "a.parquet" and (tmp_path / ".new").exists():
+            (tmp_path / ".new").rename(tmp_path / name)
+        return found
+
+    with make_reader(tmp_path.as_uri()) as reader:
+        monkeypatch.setattr(LocalStorage, "look", look_and_replace)
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was replaced since it was opened"):
+            ids_of(reader)
+
+
+@pytest.mark.filterwarnings("ignore:Please use make_reader")
+@pytest.mark.parametrize("most_kept", [0, 256])
+def test_a_file_that_is_replaced_between_its_row_groups_is_named(
+    most_kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that stand in other row groups now would come twice or never."""
+    monkeypatch.setattr("converter.petastorm.store._MAX_KEPT_FOOTERS", most_kept)
+    ids = np.arange(40)
+    pq.write_table(pa.table({"id": ids}), tmp_path / "a.parquet", row_group_size=4)
+    write_metadata(tmp_path.as_uri(), Unischema("S", [UnischemaField("id", np.int64, ())]))
+    with make_reader(
+        tmp_path.as_uri(),
+        shuffle_row_groups=False,
+        reader_pool_type="dummy",
+        predicate=in_lambda(["id"], lambda _: True),
+    ) as reader:
+        next(reader)
+        pq.write_table(pa.table({"id": ids[::-1]}), tmp_path / ".new", row_group_size=4)
+        (tmp_path / ".new").rename(tmp_path / "a.parquet")
+        with pytest.raises(SourceChangedError, match=r"a\.parquet was replaced since it was opened"):
             ids_of(reader)
 
 
