@@ -41,7 +41,7 @@ Values, where Petastorm lost or garbled them:
 | a null time in rows | None | `DecodeFieldError` |
 | times of `dataset_as_rdd` | of UTC, as a reader's | of the executor's zone |
 | texts of partition columns in a copy of a dataset | kept | numbers, as `7` of `007` |
-| nanoseconds of a time in rows | kept | cut |
+| times of a column of nanoseconds in rows | `datetime64[ns]` | `datetime64[us]`, nanoseconds cut |
 | lists of times or decimals in rows | lists of them | an error |
 | lists of texts or bytes without a codec | arrays of objects | one text of them all, or pointers |
 | a list of one float64 | a list | a number |

@@ -86,7 +86,7 @@ def _convert_items(kind: Any, values: Any) -> Array:
 def convert_column(numpy_dtype: Any, values: pa.Array) -> Array:
     """A column of numbers, texts, times or lists of them, as the declared type has them.
 
-    Numbers without nulls are an array of this dtype, times datetime64[us] ([ns] if one has nanoseconds), dates
+    Numbers without nulls are an array of this dtype, times datetime64[us] ([ns] if they are stored so), dates
     datetime64[D], and lists of one length a matrix. Everything else is an array of objects, with None where there are
     nulls. Nulls among floating numbers are NaN.
 
@@ -233,8 +233,8 @@ def _times(present: pa.Array) -> Array:
         return np.array(present.cast(pa.date32()).cast(pa.int32()).to_numpy().astype("datetime64[D]"))
     ticks = present.cast(pa.int64()).to_numpy()
     times: Array = ticks.view(f"datetime64[{present.type.unit}]")
-    is_finer = present.type.unit == "ns" and (ticks % 1000).any()
-    return times.copy() if is_finer else times.astype(_MICROSECONDS)
+    # By the type, not by the values: a time must not change its dtype because of other rows.
+    return times.copy() if present.type.unit == "ns" else times.astype(_MICROSECONDS)
 
 
 def _with_nulls(array: pa.Array, present: Array) -> Array:

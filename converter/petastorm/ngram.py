@@ -28,7 +28,8 @@ class NGram:
 
     Args:
         fields: for each offset the fields, or regular expressions of their names.
-        delta_threshold: the largest difference between the times of two rows that follow one another.
+        delta_threshold: the largest difference between the times of two rows that follow one another; a plain number
+            counts days of dates and microseconds of times.
         timestamp_field: the field that holds the time, or its name.
         timestamp_overlap: whether a row may be in several windows.
 
@@ -157,10 +158,15 @@ class NGram:
         return starts if self.timestamp_overlap else self._without_overlap(starts, times)
 
     def _threshold_for(self, gaps: npt.NDArray[Any]) -> Any:
-        """The threshold as the gaps are counted: of times in their own unit."""
-        if gaps.dtype.kind != "m" or isinstance(self._delta_threshold, np.timedelta64):
-            return self._delta_threshold
-        return np.timedelta64(int(self._delta_threshold), np.datetime_data(gaps.dtype)[0])  # type: ignore[call-overload]
+        """The threshold as the gaps are counted: of dates in days, of times in microseconds, as Petastorm's were."""
+        threshold: Any = self._delta_threshold
+        if gaps.dtype.kind != "m" or isinstance(threshold, np.timedelta64):
+            return threshold
+        unit = np.datetime_data(gaps.dtype)[0]
+        if unit == "ns":
+            # No gap is longer than what 64 bits of nanoseconds hold.
+            return np.timedelta64(min(1000 * int(threshold), np.iinfo(np.int64).max), "ns")
+        return np.timedelta64(int(threshold), unit)  # type: ignore[call-overload]
 
     def _without_overlap(self, starts: npt.NDArray[np.int64], times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         if self.length == 1:

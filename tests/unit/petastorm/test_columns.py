@@ -30,7 +30,7 @@ NAIVE_NOON = NOON.replace(tzinfo=None)
         (pa.array([3, 4]).dictionary_encode(), np.int64, "int64", [3, 4]),
         (pa.array([0, 5], pa.timestamp("ms")), np.datetime64, "datetime64[us]", [0, 5000]),
         (pa.array([-1, 1999], pa.timestamp("ns")), np.datetime64, "datetime64[ns]", [-1, 1999]),
-        (pa.array([-1000, 2000], pa.timestamp("ns")), np.datetime64, "datetime64[us]", [-1, 2]),
+        (pa.array([-1000, 2000], pa.timestamp("ns")), np.datetime64, "datetime64[ns]", [-1000, 2000]),
         (pa.array([NOON], pa.timestamp("us", "Europe/Oslo")), np.datetime64, "datetime64[us]", [NAIVE_NOON]),
         (pa.array([dt.date(1, 1, 1)]), np.datetime64, "datetime64[D]", ["0001-01-01"]),
         (pa.array([dt.date(2026, 1, 2)], pa.date64()), np.datetime64, "datetime64[D]", ["2026-01-02"]),

@@ -113,6 +113,14 @@ def test_windows_are_equal_if_their_fields_are() -> None:
     assert ngram_of(2, 1) != ngram_of(3, 1)
 
 
+@pytest.mark.parametrize("finer", [0, 1])
+def test_a_threshold_of_times_counts_microseconds_whatever_their_unit(finer: int) -> None:
+    times = np.array([0, 1_000_000, 2_000_000 + finer, 9_000_000], "M8[ns]")
+    assert ngram_of(2, 1500).starts(times).tolist() == [0, 1]
+    assert ngram_of(2, 1500).starts(times.astype("M8[us]")).tolist() == [0, 1]
+    assert ngram_of(2, 10**17).starts(times).tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint64"])
 def test_times_that_are_further_apart_than_their_dtype_reaches_are_sorted(dtype: str) -> None:
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
