@@ -368,7 +368,14 @@ def _string_to_bucket(string: str, bucket_num: int) -> int:
 
 
 def _text_of(value: Any) -> str:
-    """A value as text, also of short floating numbers as NumPy 1 wrote them: NumPy 2 has 1e+06 for 1000000.0."""
+    """A value as text, whatever other rows have: times in microseconds, or nanoseconds if it has some.
+
+    Short floating numbers are as NumPy 1 wrote them: NumPy 2 has 1e+06 for 1000000.0.
+    """
+    if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] in ("s", "ms", "us", "ns"):
+        in_microseconds = value.astype("datetime64[us]")
+        # A year that microseconds do not reach is another one then.
+        return str(in_microseconds if in_microseconds == value else value)
     if isinstance(value, (np.float16, np.float32)) and 1e-4 <= abs(float(value)) < 1e16:
         return np.format_float_positional(value, unique=True, trim="0")
     return str(value)

@@ -141,11 +141,20 @@ def test_a_frame_is_answered_as_its_rows(predicate: PredicateBase) -> None:
     answer = predicate.do_include(frame)
     assert isinstance(answer, pd.Series)
     assert answer.index.equals(frame.index)
-    expected = by_row(predicate)
-    if predicate.get_fields() == {"time"}:
-        # A frame's times are counted in nanoseconds, which is part of their text.
-        return
-    assert answer.tolist() == expected
+    assert answer.tolist() == by_row(predicate)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_a_time_is_in_one_part_whatever_other_rows_have(unit: str) -> None:
+    first = in_pseudorandom_split([0.5, 0.5], 0, "time")
+    times = np.arange(ROWS).astype("M8[ms]")
+    expected = [first.do_include({"time": time}) for time in times.astype("M8[us]")]
+    assert len(set(expected)) == 2
+    assert first.do_include_columns({"time": times.astype(f"M8[{unit}]")}).tolist() == expected
+    assert (
+        first.do_include_columns({"time": np.append(times.astype("M8[ns]"), np.datetime64(1, "ns"))}).tolist()[:ROWS]
+        == expected
+    )
 
 
 def test_predicates_know_whether_they_work_on_columns() -> None:
