@@ -301,11 +301,15 @@ class Reader:
         for element in self._at_hand.elements:
             return element
         with self._lock:
-            while True:
-                # Another thread may have come first.
-                for element in self._at_hand.elements:
-                    return element
-                self._at_hand = self._next_piece()
+            try:
+                while True:
+                    # Another thread may have come first.
+                    for element in self._at_hand.elements:
+                        return element
+                    self._at_hand = self._next_piece()
+            except BaseException as error:
+                self._note_failure(error)
+                raise
 
     next = __next__
 
@@ -319,11 +323,15 @@ class Reader:
             RuntimeError: the reader was stopped.
         """
         with self._lock:
-            begun, self._at_hand = self._at_hand, NOTHING
-            columns = begun.take_columns()
-            while columns is None:
-                piece = self._next_piece()
-                columns = piece.columns() if piece.num_left else None
+            try:
+                begun, self._at_hand = self._at_hand, NOTHING
+                columns = begun.take_columns()
+                while columns is None:
+                    piece = self._next_piece()
+                    columns = piece.columns() if piece.num_left else None
+            except BaseException as error:
+                self._note_failure(error)
+                raise
             return columns
 
     def _next_piece(self) -> Elements:
@@ -361,15 +369,19 @@ class Reader:
             self.last_row_consumed = True
             raise
         except BaseException as error:
-            was_interrupted = not isinstance(error, Exception)
-            interrupted = RuntimeError("The reader was interrupted, so rows are missing. Make it again.")
-            self._failure = interrupted if was_interrupted else error
+            self._note_failure(error)
             if isinstance(error, (ConverterError, GivenUpError)):
                 # Another thread may have stopped it, and so cancelled the requests.
                 self._require_running()
             if isinstance(error, RuntimeError) and (ended := end_of_program(error)) is not None:
                 raise ended from error
             raise
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Raise it from now on: what was being read or made is lost, also if a signal's handler raised."""
+        if self._failure is None and not (isinstance(error, StopIteration) or self._is_read_elsewhere):
+            interrupted = RuntimeError("The reader was interrupted, so rows are missing. Make it again.")
+            self._failure = error if isinstance(error, Exception) else interrupted
 
     def _require_running(self) -> None:
         if self.stopped:

@@ -1023,6 +1023,32 @@ def test_a_value_that_cannot_be_decoded_names_its_field(stored: Stored, tmp_path
         next(reader)
 
 
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize(
+    "at", ["converter.petastorm.reader.rows", "converter.petastorm.elements.Elements.take_columns"]
+)
+def test_a_reader_that_is_interrupted_while_it_makes_elements_has_no_end(
+    error: type[BaseException], at: str, plain: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's handler may raise anywhere. The rows that were being made are lost, so that there is no end."""
+
+    def interrupt(*_: Any) -> Any:
+        raise error("now")
+
+    with make_reader(plain.url) as reader:
+        next(reader)
+        monkeypatch.setattr(at, interrupt)
+        with pytest.raises(error):
+            reader.next_block() if at.endswith("columns") else ids_of(reader)
+        monkeypatch.undo()
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError if error is KeyboardInterrupt else error, match=r"The reader was interrupted|now"
+            ):
+                ids_of(reader)
+
+
 def test_a_file_that_goes_or_is_damaged_is_named(tmp_path: Path) -> None:
     for number in range(2):
         pq.write_table(pa.table({"id": range(10)}), tmp_path / f"{number}.parquet")
