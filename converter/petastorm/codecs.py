@@ -168,7 +168,8 @@ class ScalarCodec(DataframeColumnCodec):
         if "StringType" in names:
             if not isinstance(value, str):
                 raise ValueError(f"Expected a string value for field {unischema_field.name}. Got type {type(value)}")
-            return str(value)
+            # NumPy's own conversion leaves out zeros at the end.
+            return value[:] if isinstance(value, np.str_) else str(value)
         return value
 
     def decode(self, unischema_field: Any, value: Any) -> Any:

@@ -421,7 +421,10 @@ def _value_record(value: Any) -> Any:
         return Record(Name("decimal", "Decimal"), (str(value),))
     if isinstance(value, np.generic) and value.dtype.kind in "mM":
         return Record(Name("numpy.core.multiarray", "scalar"), (_dtype_record(value.dtype), value.tobytes()))
-    if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
+    if isinstance(value, (np.str_, np.bytes_)):
+        # NumPy's `item` leaves out zeros at the end.
+        return value[:]
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
         return _value_record(value.item())
     raise ValueError(f"A value of {type(value).__name__} cannot be stored in an index.")
 

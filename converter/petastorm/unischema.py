@@ -297,6 +297,9 @@ def _encoded(field: UnischemaField, value: Any) -> Any:
         return None
     if field.codec:
         return field.codec.encode(field, value)
+    if isinstance(value, (np.str_, np.bytes_)):
+        # NumPy's own conversion leaves out zeros at the end.
+        return value[:]
     return value.tolist() if isinstance(value, np.generic) else value
 
 

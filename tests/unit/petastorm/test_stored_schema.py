@@ -445,3 +445,11 @@ def test_the_keys_are_petastorms() -> None:
         b"dataset-toolkit.rowgroups_index.v1",
     ]
     assert stored_schema.JSON_SCHEMA_KEY == b"converter.petastorm.unischema.v1"
+
+
+def test_an_index_of_numpys_texts_keeps_zeros_at_their_ends() -> None:
+    indexer = SingleFieldIndexer("by_key", "key")
+    indexer.add_row_groups(np.str_("a\0"), [0])
+    indexer.add_row_groups(np.bytes_(b"a\0"), [1])
+    read = stored_schema.read_indexes(stored_schema.index_entries([indexer]))["by_key"]
+    assert read.indexed_values == ["a\0", b"a\0"]

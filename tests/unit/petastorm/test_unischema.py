@@ -323,3 +323,16 @@ def test_an_error_while_decoding_names_the_field() -> None:
         decode_column(MATRIX, pa.array([b"bogus"]))
     with pytest.raises(DecodeFieldError, match='Decoding field "id" failed'):
         decode_column(ID, pa.array(["a"]))
+
+
+@pytest.mark.parametrize("codec", [None, ScalarCodec(sql_types.StringType())])
+def test_a_row_for_spark_keeps_zeros_at_the_ends_of_numpys_texts(codec: Any) -> None:
+    schema = Unischema("S", [UnischemaField("x", np.str_, (), codec)])
+    stored = dict_to_spark_row(schema, {"x": np.str_("a\0")}).x
+    assert type(stored) is str
+    assert stored == "a\0"
+
+
+def test_a_row_for_spark_keeps_zeros_at_the_ends_of_numpys_bytes() -> None:
+    schema = Unischema("S", [UnischemaField("x", np.bytes_, ())])
+    assert dict_to_spark_row(schema, {"x": np.bytes_(b"a\0")}).x == b"a\0"
