@@ -154,6 +154,8 @@ def write_metadata(
     if ROWGROUPS_INDEX_KEY in metadata and not _are_counts(metadata, per_file):
         logger.warning("The index of row groups of %s is dropped: the files have changed. Build it again.", url)
         del metadata[ROWGROUPS_INDEX_KEY]
+    # A schema without a pickle would be taken for older than the pickle that was there.
+    metadata.pop(UNISCHEMA_KEY, None)
     metadata |= stored_schema.schema_entries(schema) | stored_schema.row_group_entries(per_file)
     summary.write_summary(store.storage, columns, metadata)
 

@@ -453,3 +453,12 @@ def test_an_index_of_numpys_texts_keeps_zeros_at_their_ends() -> None:
     indexer.add_row_groups(np.bytes_(b"a\0"), [1])
     read = stored_schema.read_indexes(stored_schema.index_entries([indexer]))["by_key"]
     assert read.indexed_values == ["a\0", b"a\0"]
+
+
+def test_a_schema_without_a_pickle_replaces_one_with_a_pickle(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 3]}), tmp_path / "a.parquet")
+    write_metadata(tmp_path.as_uri(), Unischema("Old", [UnischemaField("x", np.int64, ())]))
+    new = Unischema("New", [UnischemaField("x", np.float64, (), RoundedCodec(3))])
+    assert UNISCHEMA_KEY not in schema_entries(new)
+    write_metadata(tmp_path.as_uri(), new)
+    assert get_schema_from_dataset_url(tmp_path.as_uri()).x.numpy_dtype is np.float64
