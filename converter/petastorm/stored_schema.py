@@ -238,8 +238,13 @@ def _codec_of(described: Any) -> Any:
 def _users_codec(name: str, state: Any) -> DataframeColumnCodec:
     """A codec of a class that the program has imported. None of the class's code runs, and nothing is imported."""
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _derived(DataframeColumnCodec)}
-    # A program's own module is `__main__` while it runs as one.
-    alike = [kind for kind in kinds.values() if name.endswith(f".{kind.__qualname__}")]
+    # A program's own module is `__main__` while it runs as one. Other modules' classes may mean other values.
+    alike = [
+        kind
+        for kind in kinds.values()
+        if name.endswith(f".{kind.__qualname__}")
+        and "__main__" in (kind.__module__, name.removesuffix(f".{kind.__qualname__}"))
+    ]
     kind = kinds.get(name) or (alike[0] if len(alike) == 1 else None)
     if kind is None:
         raise PetastormMetadataError(
@@ -282,7 +287,8 @@ def _describe_state(value: Any, depth: int) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if depth < _MAX_DEPTH and type(value) in (list, tuple):
-        return [_describe_state(each, depth + 1) for each in value]
+        items = [_describe_state(each, depth + 1) for each in value]
+        return items if type(value) is list else {"tuple": items}
     if depth < _MAX_DEPTH and type(value) is dict and all(type(key) is str for key in value):
         return {"dict": {key: _describe_state(each, depth + 1) for key, each in value.items()}}
     if isinstance(value, np.dtype) or (isinstance(value, type) and value in NAMES_OF_TYPES):
@@ -301,6 +307,8 @@ def _state_of(described: Any, depth: int) -> Any:
         return [_state_of(each, depth + 1) for each in described]
     if set(described) == {"dict"} and isinstance(described["dict"], dict):
         return {key: _state_of(each, depth + 1) for key, each in described["dict"].items()}
+    if set(described) == {"tuple"} and isinstance(described["tuple"], list):
+        return tuple(_state_of(each, depth + 1) for each in described["tuple"])
     if set(described) == {"type"}:
         return _type_of(described["type"])
     _check(set(described) == {"spark_type"}, "a codec's state is none")

@@ -462,3 +462,23 @@ def test_a_schema_without_a_pickle_replaces_one_with_a_pickle(tmp_path: Path) ->
     assert UNISCHEMA_KEY not in schema_entries(new)
     write_metadata(tmp_path.as_uri(), new)
     assert get_schema_from_dataset_url(tmp_path.as_uri()).x.numpy_dtype is np.float64
+
+
+def test_a_codec_of_another_module_is_not_taken_for_the_stored_one() -> None:
+    described = stored_schema.describe_schema(Unischema("S", [UnischemaField("x", np.float64, (), RoundedCodec(3))]))
+    (field,) = described["fields"]
+    field["codec"]["name"] = "team_a.codecs.RoundedCodec"
+    with pytest.raises(PetastormMetadataError, match=r"codec 'team_a\.codecs\.RoundedCodec', which is no codec"):
+        stored_schema.schema_of_description(described)
+    # A program's own module has this name while it runs as one.
+    field["codec"]["name"] = "__main__.RoundedCodec"
+    assert type(stored_schema.schema_of_description(described).x.codec) is RoundedCodec
+
+
+def test_a_codec_keeps_its_tuples() -> None:
+    codec = RoundedCodec(3)
+    codec.extra = ((2, 3), [4])  # type: ignore[attr-defined]
+    described = json.loads(
+        json.dumps(stored_schema.describe_schema(Unischema("S", [UnischemaField("x", np.float64, (), codec)])))
+    )
+    assert stored_schema.schema_of_description(described).x.codec.extra == ((2, 3), [4])
