@@ -151,7 +151,8 @@ def schema_of_description(described: Any) -> Unischema:
 
 def _describe_field(field: UnischemaField) -> dict[str, Any]:
     kind = field.numpy_dtype
-    if not isinstance(kind, np.dtype) and kind is not None and kind not in NAMES_OF_TYPES:
+    is_known = _DTYPE.fullmatch(kind.str) if isinstance(kind, np.dtype) else kind is None or kind in NAMES_OF_TYPES
+    if not is_known:
         raise ValueError(
             f"Field {field.name!r} has values of {kind!r}, which cannot be stored. Use a class of NumPy's."
         )

@@ -482,3 +482,9 @@ def test_a_codec_keeps_its_tuples() -> None:
         json.dumps(stored_schema.describe_schema(Unischema("S", [UnischemaField("x", np.float64, (), codec)])))
     )
     assert stored_schema.schema_of_description(described).x.codec.extra == ((2, 3), [4])
+
+
+@pytest.mark.parametrize("dtype", [np.dtype("O"), np.dtype([("a", "i4")]), np.dtype("longdouble")], ids=str)
+def test_a_type_that_cannot_be_read_again_is_refused(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=r"Field 'x' has values of .*, which cannot be stored"):
+        stored_schema.describe_schema(Unischema("S", [UnischemaField("x", dtype, ())]))
