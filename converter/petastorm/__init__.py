@@ -47,7 +47,7 @@ Values, where Petastorm lost or garbled them:
 | a list of one float64 | a list | a number |
 | a null in a list of booleans | `DecodeFieldError` | False |
 | bytes of a text field | the text | the text "b'…'" |
-| numbers that the declared whole numbers cannot hold | `DecodeFieldError` | other numbers, with NumPy 1 |
+| numbers that the declared type would wrap, cut or round | `DecodeFieldError` | other numbers |
 | texts and bytes that end with zeros | Python's own | NumPy's, which lose the zeros in pickles |
 | false in a boolean partition column | False | True |
 | partition values with escaped signs | unescaped | as in the folder's name |

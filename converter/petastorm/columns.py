@@ -49,9 +49,17 @@ def convert_scalar(numpy_dtype: Any, value: Any) -> Any:
         converted = kind(value)
     except OverflowError:
         raise ValueError(_beyond(kind, value)) from None
-    if isinstance(value, (int, np.integer)) and issubclass(kind, np.integer) and int(converted) != int(value):
+    is_whole = isinstance(value, (int, np.integer))
+    if is_whole and issubclass(kind, (np.integer, np.floating)) and not _is_equal(converted, int(value)):
+        raise ValueError(_beyond(kind, value))
+    if isinstance(value, (float, np.floating, Decimal)) and issubclass(kind, np.integer) and int(converted) != value:
         raise ValueError(_beyond(kind, value))
     return converted
+
+
+def _is_equal(converted: Any, whole: int) -> bool:
+    """Whether a number of NumPy's is a whole number of Python's, which NumPy would round to compare them."""
+    return bool(np.isfinite(converted)) and int(converted) == whole
 
 
 def boolean_of(text: str) -> bool:
@@ -213,7 +221,14 @@ def _numbers(kind: Any, array: pa.Array) -> Array:
 
 
 def _check_whole(kind: Any, numbers: Array) -> None:
-    """Raise ValueError if whole numbers of this type cannot hold these: a cast would wrap them around."""
+    """Raise ValueError if this type cannot hold these: a cast would wrap whole numbers around, cut or round them."""
+    if numbers.dtype.kind == "O" and issubclass(kind, np.number):
+        # Decimals: a few, as lists hold them.
+        for number in numbers.flat:
+            convert_scalar(kind, number)
+        return
+    if issubclass(kind, np.floating) and numbers.dtype.kind in "iu":
+        _check_exact(kind, numbers)
     if not issubclass(kind, np.integer) or numbers.dtype.kind not in "iuf" or np.can_cast(numbers.dtype, kind):
         return
     if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
@@ -222,6 +237,19 @@ def _check_whole(kind: Any, numbers: Array) -> None:
     for number in (numbers.min(), numbers.max()) if numbers.size else ():
         if not limits.min <= int(number) <= limits.max:
             raise ValueError(_beyond(kind, number))
+    if numbers.dtype.kind == "f" and len(cut := numbers[numbers != np.trunc(numbers)]):
+        raise ValueError(_beyond(kind, cut[0]))
+
+
+def _check_exact(kind: Any, whole: Array) -> None:
+    """Raise ValueError if a floating type would round one of these whole numbers."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        floating = whole.astype(kind)
+        is_other = (floating.astype(whole.dtype) != whole) | (floating >= 2.0 ** np.iinfo(whole.dtype).bits)
+    if whole.dtype.kind == "i":
+        is_other |= floating >= 2.0 ** (np.iinfo(whole.dtype).bits - 1)
+    if is_other.any():
+        raise ValueError(_beyond(kind, whole[is_other][0]))
 
 
 def _beyond(kind: Any, number: Any) -> str:

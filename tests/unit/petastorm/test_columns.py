@@ -23,7 +23,7 @@ NAIVE_NOON = NOON.replace(tzinfo=None)
         (pa.array([1, 2], pa.int64()), np.float32, "float32", [1, 2]),
         (pa.array([1, 0], pa.int64()), np.bool_, "bool", [True, False]),
         (pa.array([0, 255], pa.int16()), np.uint8, "uint8", [0, 255]),
-        (pa.array([1.9, -1.9]), np.int32, "int32", [1, -1]),
+        (pa.array([2.0, -2.0]), np.int32, "int32", [2, -2]),
         (pa.array([2**64 - 1], pa.uint64()), np.uint64, "uint64", [2**64 - 1]),
         (pa.array([1.5, None, np.nan], pa.float32()), np.float32, "float32", [1.5, np.nan, np.nan]),
         (pa.array([1, 2], pa.int32()), np.dtype("int16"), "int16", [1, 2]),
@@ -173,3 +173,24 @@ def test_other_decoded_values_stay_as_they_are(values: list[Any]) -> None:
 
 def test_arrays_of_one_shape_can_be_objects() -> None:
     assert to_objects([np.zeros(2), np.zeros(2)]).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(np.int64, 2.5), (np.int32, Decimal("2.5")), (np.float64, 2**53 + 1), (np.float32, 2**24 + 1)],
+)
+@pytest.mark.parametrize("is_list", [False, True])
+def test_numbers_that_the_declared_type_would_cut_or_round_are_refused(kind: Any, value: Any, is_list: bool) -> None:
+    values = pa.array([[value]]) if is_list else pa.array([value])
+    match = rf"number {value}(\.0)? is none of {kind.__name__}"
+    with pytest.raises(ValueError, match=match):
+        convert_column(kind, values)
+    with pytest.raises(ValueError, match=match):
+        convert_scalar(kind, [value] if is_list else value)
+
+
+def test_numbers_that_the_declared_type_holds_come_back() -> None:
+    assert convert_column(np.int64, pa.array([2.0, -3.0])).tolist() == [2, -3]
+    assert convert_column(np.float64, pa.array([2**53, -(2**63)])).tolist() == [2.0**53, -(2.0**63)]
+    assert convert_column(np.float32, pa.array([0.1])).tolist() == [np.float32(0.1)]
+    assert convert_scalar(np.int64, Decimal(2)) == 2
