@@ -38,6 +38,7 @@ Values, where Petastorm lost or garbled them:
 | stored | here | Petastorm 0.13 |
 |---|---|---|
 | a null in a text column of batches | None | the text 'None' |
+| whole numbers beside nulls in batches that doubles would round | objects | rounded |
 | a null time in rows | None | `DecodeFieldError` |
 | times of `dataset_as_rdd` | of UTC, as a reader's | of the executor's zone |
 | texts of partition columns in a copy of a dataset | kept | numbers, as `7` of `007` |

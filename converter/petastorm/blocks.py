@@ -43,8 +43,8 @@ def to_batch(table: pa.Table, schema: Unischema) -> Block:
     """The columns as `make_batch_reader` hands them out.
 
     Strings are `<U` arrays (objects if there is a null, which is None, or a zero at an end), lists of one length
-    matrices, integers with nulls float64 with NaN, booleans with nulls objects, dates and decimals objects, times
-    datetime64[ns].
+    matrices, integers with nulls float64 with NaN (objects if doubles would round one), booleans with nulls objects,
+    dates and decimals objects, times datetime64[ns].
 
     Raises:
         RuntimeError: the lists of a column differ in length.
@@ -105,7 +105,13 @@ def plain_values(array: pa.Array) -> Array:
     if pa.types.is_decimal(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_null(kind):
         return _objects(array.to_pylist())
     if pa.types.is_integer(kind) and array.null_count:
-        return np.asarray(to_numpy(array.cast(pa.float64(), safe=False)))
+        try:
+            return np.asarray(to_numpy(array.cast(pa.float64())))
+        except pa.ArrowInvalid:
+            # Doubles round whole numbers beyond 2**53, some of which they hold.
+            doubles = np.asarray(to_numpy(array.cast(pa.float64(), safe=False)))
+            is_same = pc.equal(pa.array(doubles, mask=np.isnan(doubles)).cast(kind, safe=False), array)
+            return doubles if pc.all(is_same).as_py() else _objects(array.to_pylist())
     values: Array = to_numpy(array)
     return values if values.flags.writeable else values.copy()
 

@@ -25,6 +25,8 @@ def batch_of(values: pa.Array) -> np.ndarray[Any, Any]:
     [
         (pa.array([1, 2], pa.int8()), "int8", [1, 2]),
         (pa.array([1, None], pa.int32()), "float64", [1.0, np.nan]),
+        (pa.array([2**53 + 1, None], pa.int64()), "object", [2**53 + 1, None]),
+        (pa.array([2**53, -(2**63), None], pa.int64()), "float64", [2.0**53, -(2.0**63), np.nan]),
         (pa.array([1.5, None], pa.float32()), "float32", [1.5, np.nan]),
         (pa.array([True, False]), "bool", [True, False]),
         (pa.array([True, None]), "object", [True, None]),
