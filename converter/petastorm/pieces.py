@@ -98,17 +98,23 @@ class Recipe:
         asked = self._asked_names()
         if not asked:
             table = self.store.read(item.row_group, names, given_up)
-            rows = self._order_of(item, table.num_rows)
-            return table if rows is None else table.take(rows)
+            if not self.shuffle_rows and item.num_parts == 1:
+                return table
+            return table.take(self._part_of(item, self._order_of(item, table.num_rows)))
         # Opened once: the file may be replaced while the predicate runs.
         read = self.store.open_row_group(item.row_group, given_up)
         early = read(asked)
         rows = self._order_of(item, early.num_rows)
-        rows = np.arange(early.num_rows) if rows is None else rows
+        # A part's last windows end in rows of the next part, which must be rows that are chosen.
+        is_cut_later = self.ngram is not None
+        if not is_cut_later:
+            rows = self._part_of(item, rows)
         if self.filters is not None:
             rows = rows[self._passing(item, early)[rows]]
         if self.predicate is not None and len(rows):
             rows = rows[self._included(early.take(rows))]
+        if is_cut_later:
+            rows = self._part_of(item, rows)
         if not len(rows):
             return pa.table({name: pa.array([], pa.null()) for name in names})
         late = [name for name in names if name not in asked]
@@ -136,17 +142,19 @@ class Recipe:
             names += names_in(self.filters)
         return list(dict.fromkeys(names))
 
-    def _order_of(self, item: Item, num_rows: int) -> Rows | None:
-        """The rows of an item in order; None for all of them as they are stored."""
-        if not self.shuffle_rows and item.num_parts == 1:
-            return None
-        order = np.arange(num_rows)
-        if self.shuffle_rows:
-            # The parts of one row group share its order, so that together they have each row once.
-            number = item.number // item.num_parts
-            order = generator_of(self.seed, item.epoch, number).permutation(num_rows)
+    def _order_of(self, item: Item, num_rows: int) -> Rows:
+        """The rows of an item's row group in order."""
+        if not self.shuffle_rows:
+            return np.arange(num_rows)
+        # The parts of one row group share its order, so that together they have each row once.
+        number = item.number // item.num_parts
+        return generator_of(self.seed, item.epoch, number).permutation(num_rows)
+
+    def _part_of(self, item: Item, order: Rows) -> Rows:
+        """The rows of an item, of those of its row group in order."""
         if item.num_parts == 1:
             return order
+        num_rows = len(order)
         num_parts = max(1, min(num_rows, item.num_parts))
         parts = np.arange(num_rows) * num_parts // max(1, num_rows)
         stop = int(np.searchsorted(parts, item.part, side="right"))

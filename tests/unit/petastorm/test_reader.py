@@ -1175,3 +1175,16 @@ def test_a_forked_child_is_told_that_a_reader_is_its_parents(plain: Stored, make
         given = first.id.tolist() if reader.batched_output else [int(first.id)]
         assert sorted([*given, *ids_of(reader)]) == expected
         reader._lock.acquire()
+
+
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+@pytest.mark.parametrize("num_parts", [1, 2, 7, 30])
+@pytest.mark.parametrize(
+    "chosen",
+    [{"predicate": in_lambda(["id"], lambda each: each % 2 == 0)}, {"filters": [("id", "in", range(0, 20, 2))]}],
+)
+def test_parts_have_all_windows_of_the_rows_that_are_chosen(num_parts: int, chosen: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(20)}), tmp_path / "a.parquet")
+    ngram = NGram({offset: ["id"] for offset in range(3)}, 2, "id")
+    with make_reader(tmp_path.as_uri(), schema_fields=ngram, shuffle_row_drop_partitions=num_parts, **chosen) as reader:
+        assert sorted(window[0].id for window in reader) == [0, 2, 4, 6, 8, 10, 12, 14]
