@@ -113,6 +113,11 @@ class Reader:
                 f"No fields matching the criteria '{fields}' were found in the dataset {store.storage.url}."
             )
         self.schema: Unischema = wanted if options.transform is None else transform_schema(wanted, options.transform)
+        if not self.schema.fields:
+            raise ValueError(
+                f"transform_spec leaves no field of {', '.join(wanted.fields)}, expected one at least. Keep one in "
+                "removed_fields or selected_fields."
+            )
         choice = choose(
             store, stored, predicate=options.predicate, selector=options.selector, filters=options.filters,
             shares=options.shares,

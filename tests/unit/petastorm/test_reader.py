@@ -1188,3 +1188,12 @@ def test_parts_have_all_windows_of_the_rows_that_are_chosen(num_parts: int, chos
     ngram = NGram({offset: ["id"] for offset in range(3)}, 2, "id")
     with make_reader(tmp_path.as_uri(), schema_fields=ngram, shuffle_row_drop_partitions=num_parts, **chosen) as reader:
         assert sorted(window[0].id for window in reader) == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Currently make_reader", "ignore:selected_fields specified")
+@pytest.mark.parametrize("spec", [{"removed_fields": ["id"]}, {"selected_fields": ["nothing"]}])
+def test_a_transform_that_leaves_no_field_is_refused(make: Make, spec: dict[str, Any], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(4)}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="transform_spec leaves no field of id"):
+        make(tmp_path.as_uri(), transform_spec=TransformSpec(**spec))
