@@ -99,12 +99,14 @@ class CacheDir:
         return self._cache
 
     def remove(self) -> None:
-        """Remove the copies that no reader holds, and the folder if it is empty then; never raises."""
+        """Remove the copies that no reader holds, and the folder if it was made here and is empty; never raises."""
         try:
             if self._cache is not None:
                 cache, self._cache = self._cache, None
                 cache.release()
                 remove_unheld(cache.root)
+            if not self._is_made:
+                return
             with contextlib.suppress(OSError):
                 os.rmdir(self._location)
         except OSError as error:

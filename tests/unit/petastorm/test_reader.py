@@ -1197,3 +1197,9 @@ def test_a_transform_that_leaves_no_field_is_refused(make: Make, spec: dict[str,
     pq.write_table(pa.table({"id": range(4)}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="transform_spec leaves no field of id"):
         make(tmp_path.as_uri(), transform_spec=TransformSpec(**spec))
+
+
+def test_an_empty_folder_of_copies_that_the_user_made_stays(stored: Stored, tmp_path: Path) -> None:
+    with make_reader(stored.url, cache_type="local-disk", cache_location=str(tmp_path)) as reader:
+        next(reader)
+    assert tmp_path.is_dir()
