@@ -96,7 +96,8 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
     {'price': [Decimal('1.5'), Decimal('2')], 'id': tensor([1, 2])}
 
     Raises:
-        ValueError: a tensor would round whole numbers, because there are floating ones in other rows.
+        ValueError: a tensor would round whole numbers, because there are floating ones in other rows; or lists
+            differ in length.
     """
     return _joined_values(None, batch)
 
@@ -108,15 +109,28 @@ def _joined_values(name: Any, values: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: _joined_values(key, [row[key] for row in values]) for key in first}
     if isinstance(first, Sequence):
-        return [_joined_values(name, each) for each in zip(*values, strict=False)]
+        lengths = sorted({*map(len, values)})
+        if len(lengths) > 1:
+            raise ValueError(
+                f"Column {name!r} has lists of {' and '.join(map(str, lengths[:3]))} values, expected one length in a "
+                "batch. Pad them in a TransformSpec, or return arrays and join them by a collate_fn."
+            )
+        return [_joined_values(name, each) for each in zip(*values, strict=True)]
     found = default_collate(list(values))
-    if isinstance(found, torch.Tensor) and found.is_floating_point():
-        dtypes = {value.dtype for value in values if isinstance(value, (np.ndarray, np.generic))}
-        for dtype in dtypes if len(dtypes) > 1 else ():
-            if dtype.kind in "iu":
-                whole = [value for value in values if getattr(value, "dtype", None) == dtype]
-                check_exact(name, torch.as_tensor(np.stack(whole)), found.dtype)
+    if isinstance(found, torch.Tensor):
+        _check_whole_numbers(name, values, found.dtype)
     return found
+
+
+def _check_whole_numbers(name: Any, values: Sequence[Any], dtype: torch.dtype) -> None:
+    """Raise ValueError if a tensor of this type would round whole numbers among values of several types."""
+    kinds = {getattr(value, "dtype", type(value)) for value in values} if dtype.is_floating_point else set()
+    if len(kinds) < 2:
+        return
+    arrays = [np.asarray(value) for value in values]
+    for kind in {array.dtype for array in arrays if array.dtype.kind in "iu"}:
+        whole = [array.reshape(-1) for array in arrays if array.dtype == kind]
+        check_exact(name, torch.as_tensor(np.concatenate(whole)), dtype)
 
 
 def _tensor_of(name: Any, column: Any) -> torch.Tensor:
@@ -210,7 +224,7 @@ def tensor_blocks(reader: Any, transform: Transform, most_rows: int) -> Iterator
     is_column_wise = getattr(transform, "func", transform) in _COLUMN_WISE
     for block in _sanitized_blocks(reader, most_rows, is_batched=is_batched):
         if not is_batched and not is_column_wise:
-            yield {name: _each_transformed(column, transform) for name, column in block.items()}
+            yield {name: _each_transformed(name, column, transform) for name, column in block.items()}
         elif transform is torch.as_tensor:
             yield {name: _numbers(name, column) for name, column in block.items()}
         else:
@@ -248,9 +262,15 @@ def _numbers(name: Any, column: Array) -> Array:
         return _tensor_of(name, column).numpy()
     values = column.tolist()
     if all(isinstance(value, np.ndarray) for value in values):
-        return torch.stack([tensor_of(value) for value in values]).numpy()
-    return torch.as_tensor(values).numpy()
+        joined = torch.stack([tensor_of(value) for value in values])
+    else:
+        joined = torch.as_tensor(values)
+    _check_whole_numbers(name, values, joined.dtype)
+    return joined.numpy()
 
 
-def _each_transformed(column: Array, transform: Transform) -> torch.Tensor:
-    return torch.cat([torch.as_tensor(transform([value])) for value in column])
+def _each_transformed(name: Any, column: Array, transform: Transform) -> torch.Tensor:
+    made = [torch.as_tensor(transform([value])) for value in column]
+    joined = torch.cat(made)
+    _check_whole_numbers(name, made, joined.dtype)
+    return joined

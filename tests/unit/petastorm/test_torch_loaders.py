@@ -703,3 +703,30 @@ def test_one_row_of_ones_own_reader_may_be_a_window() -> None:
 
     (batch,) = DataLoader(Windows(numbered(3)), 3)
     assert batch[-1]["id"].tolist() == batch[0]["id"].tolist() == [0, 1, 2]
+
+
+def test_lists_of_several_lengths_are_named() -> None:
+    with pytest.raises(ValueError, match=r"Column 'x' has lists of 2 and 3 values"):
+        decimal_friendly_collate([{"x": [1, 2]}, {"x": [1, 2, 3]}])
+
+
+@pytest.mark.parametrize("whole", [2**53 + 1, np.int64(2**53 + 1)])
+@pytest.mark.parametrize("floating", [1.5, np.float64(1.5)])
+def test_whole_numbers_beside_pythons_floats_that_a_tensor_would_round_are_named(whole: Any, floating: Any) -> None:
+    with pytest.raises(ValueError, match=r"Column 'x' has the whole number 9007199254740993"):
+        decimal_friendly_collate([{"x": whole}, {"x": floating}])
+    assert decimal_friendly_collate([{"x": 2}, {"x": floating}])["x"].tolist() == [2, 1.5]
+
+
+@pytest.mark.parametrize("loader", [BatchedDataLoader, InMemBatchedDataLoader])
+@pytest.mark.parametrize("wrap", [float, np.float64, lambda each: np.array([each], np.float64)])
+@pytest.mark.parametrize("transform", [None, lambda values: torch.as_tensor(np.asarray(values))])
+def test_batched_loaders_name_whole_numbers_that_they_would_round(loader: Any, wrap: Any, transform: Any) -> None:
+    is_array = isinstance(wrap(1), np.ndarray)
+    whole: Any = np.array([2**53 + 1]) if is_array else np.int64(2**53 + 1)
+    rows = [{"x": whole}, {"x": wrap(1.5)}]
+    options = {} if transform is None else {"transform_fn": transform}
+    if loader is InMemBatchedDataLoader:
+        options["rows_capacity"] = 2
+    with pytest.raises(ValueError, match=r"Column 'x' has the whole number 9007199254740993"):
+        list(loader(RowReader(rows), batch_size=2, **options))
