@@ -20,6 +20,8 @@ from converter.errors import ReadError, SourceChangedError, SourceError
 from converter.petastorm import stored_schema
 from converter.petastorm.summary import as_it_is_called, read_summary
 from converter.petastorm.unischema import Unischema, unischema_of_arrow
+from converter.places import Place, count_leaves
+from converter.reading.calendars import in_todays_calendar
 from converter.reading.local_cache import LocalCache, piece_name
 from converter.sources.parquet.listing import find_files
 from converter.storage.at_once import at_once
@@ -175,6 +177,7 @@ class Store:
         Raises:
             ReadError: the row group cannot be read; `.path` and `.row_group` say which.
             SourceChangedError: its file is gone, or is another one than before; also while it was read.
+            SourceError: a column has old times that Spark counted by another calendar.
         """
         file, index = row_group
         path = self.path(file)
@@ -196,7 +199,7 @@ class Store:
                 is_same = self._look(file, given_up) == stamp
             if not is_same:
                 raise self._replaced(file)
-            return self._with_other_columns(table, file, columns, num_rows)
+            return self._with_other_columns(_in_todays_calendar(table, parquet), file, columns, num_rows)
 
         return read
 
@@ -337,6 +340,19 @@ def _named_again(storage: Storage, names: Iterable[str], urls: Sequence[str]) ->
                 own = storage.path(name)
                 if own == path or own.startswith(f"{path}/"):
                     yield from [name] * (count - 1)
+
+
+def _in_todays_calendar(table: pa.Table, parquet: pq.ParquetFile) -> pa.Table:
+    """Columns of a file, old dates counted as today where Spark 2 or its LEGACY mode counted them otherwise."""
+    leaf = 0
+    for top, field_in_file in enumerate(parquet.schema_arrow):
+        if field_in_file.name in table.column_names:
+            at = table.column_names.index(field_in_file.name)
+            place = Place(leaf, top, (), field_in_file)
+            column = in_todays_calendar(table.column(at), parquet.metadata, place)
+            table = table if column is table.column(at) else table.set_column(at, field_in_file.name, column)
+        leaf += count_leaves(field_in_file.type)
+    return table
 
 
 def _digest(footer: pq.FileMetaData) -> bytes:

@@ -494,3 +494,16 @@ def test_what_was_written_goes_with_the_interpreter(ended: tuple[Path, list[str]
 def test_a_forked_child_that_ends_leaves_what_its_parent_wrote(ended: tuple[Path, list[str]]) -> None:
     _, (_, before, after) = ended
     assert after == before
+
+
+def test_old_days_stay_what_they_are_in_sparks_legacy_mode(spark: SparkSession) -> None:
+    names = [f"spark.sql.parquet.{kind}RebaseModeInWrite" for kind in ("datetime", "int96")]
+    for name in names:
+        spark.conf.set(name, "LEGACY")
+    try:
+        converter = make_spark_converter(spark.sql("select date'1500-01-01' as d, timestamp'1500-01-01 12:00:00' as t"))
+    finally:
+        for name in names:
+            spark.conf.unset(name)
+    with converter.make_torch_dataloader(num_epochs=1, data_loader_fn=lambda reader, **_: list(reader)) as batches:
+        assert [str(batches[0].d[0]), str(batches[0].t[0])[:10]] == ["1500-01-01", "1500-01-01"]

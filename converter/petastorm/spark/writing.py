@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from converter.sources.spark.confs import changed_confs
 from converter.sources.spark.identity import gather_evidence, inputs_of
 from converter.sources.spark.session import on_its_own
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 logger = logging.getLogger("converter.petastorm.spark.spark_dataset_converter")
+
+
+# Old dates and times by today's calendar. Quoted names are names, not patterns.
+_WRITE_CONFS = {
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +100,10 @@ def _materialize(df: DataFrame, options: WriteOptions, begin: Callable[[str], ob
     url = make_sub_dir_url(options.parent_url, f"{moment}-appid-{application}-{uuid.uuid4()}")
     # Before the write, so that what a failed one leaves is removed as well.
     begin(url)
-    converted = _convert_precision(_convert_vectors(on_its_own(df), options.dtype), options.dtype)
-    writer = converted.write.option("compression", options.codec).option("parquet.block.size", options.row_group_size)
-    writer.parquet(url)
+    with changed_confs(session, _WRITE_CONFS):
+        converted = _convert_precision(_convert_vectors(on_its_own(df), options.dtype), options.dtype)
+        writer = converted.write.option("compression", options.codec)
+        writer.option("parquet.block.size", options.row_group_size).parquet(url)
     logger.info("Materialize dataframe to url %s successfully.", url)
     return url
 

@@ -1203,3 +1203,28 @@ def test_an_empty_folder_of_copies_that_the_user_made_stays(stored: Stored, tmp_
     with make_reader(stored.url, cache_type="local-disk", cache_location=str(tmp_path)) as reader:
         next(reader)
     assert tmp_path.is_dir()
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+def test_old_dates_of_sparks_legacy_mode_are_days_of_todays_calendar(make: Make, tmp_path: Path) -> None:
+    counted = np.array(["1500-01-10", "2026-01-02"], "M8[D]")
+    table = pa.table({"at": pa.array([0, 1]), "day": counted, "days": pa.array([[each] for each in counted.tolist()])})
+    noted = table.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""})
+    pq.write_table(noted, tmp_path / "a.parquet")
+    with make(tmp_path.as_uri()) as reader:
+        elements = list(reader)
+    days = [np.datetime64(day, "D") for each in elements for day in np.atleast_1d(each.day)]
+    assert days == [np.datetime64("1500-01-01"), np.datetime64("2026-01-02")]
+    listed = [np.datetime64(day, "D") for each in elements for day in np.ravel(each.days)]
+    assert listed == days
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Currently make_reader")
+def test_old_times_of_sparks_legacy_mode_are_refused(make: Make, tmp_path: Path) -> None:
+    times = pa.array(np.array(["1500-01-10"], "M8[us]")).cast(pa.timestamp("us", "UTC"))
+    noted = pa.table({"at": times}).replace_schema_metadata({"org.apache.spark.legacyDateTime": ""})
+    pq.write_table(noted, tmp_path / "a.parquet")
+    with make(tmp_path.as_uri()) as reader, pytest.raises(SourceError, match="'at' has times before 1900 in the calen"):
+        list(reader)
