@@ -150,6 +150,12 @@ class Store:
         kept = self._footers.get(file)
         return self._open(file)[0].metadata if kept is None or isinstance(kept[0], bytes) else kept[0]
 
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """A text that is another one if a file has another footer, or there are other files."""
+        files = [(name, _digest(self.footer(file)).hex()) for file, name in enumerate(self.names)]
+        return hashlib.sha256(repr(files).encode()).hexdigest().encode()
+
     def _look(self, file: int, given_up: threading.Event | None) -> Stamp:
         if self.local_cache is not None and not self.storage.is_local:
             return None

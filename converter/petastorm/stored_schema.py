@@ -42,7 +42,8 @@ UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 ROWGROUPS_INDEX_KEY = b"dataset-toolkit.rowgroups_index.v1"
 JSON_SCHEMA_KEY = b"converter.petastorm.unischema.v1"
-"""Ours; the others are Petastorm's."""
+INDEXED_FILES_KEY = b"converter.petastorm.indexed_files.v1"
+"""Both are ours; the others are Petastorm's. The latter tells of which files the indexes are."""
 
 _MAX_JSON_BYTES = 32 << 20
 _MAX_ROW_GROUPS = 50_000_000

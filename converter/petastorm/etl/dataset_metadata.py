@@ -151,7 +151,10 @@ def write_metadata(
         ) from error
     metadata = {**(kept or {}), **before}
     per_file = dict(zip(store.names, counts, strict=True))
-    if ROWGROUPS_INDEX_KEY in metadata and not _are_counts(metadata, per_file):
+    indexed = metadata.pop(stored_schema.INDEXED_FILES_KEY, None)
+    if ROWGROUPS_INDEX_KEY in metadata and _are_counts(metadata, per_file) and indexed in (None, store.digest):
+        metadata |= {} if indexed is None else {stored_schema.INDEXED_FILES_KEY: indexed}
+    elif ROWGROUPS_INDEX_KEY in metadata:
         logger.warning("The index of row groups of %s is dropped: the files have changed. Build it again.", url)
         del metadata[ROWGROUPS_INDEX_KEY]
     # A schema without a pickle would be taken for older than the pickle that was there.

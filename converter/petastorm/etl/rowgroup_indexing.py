@@ -69,6 +69,7 @@ def build_rowgroup_index(
     counts = dict.fromkeys(store.names, 0) | Counter(store.names[one.file] for one in store.row_groups())
     # An index counts row groups file by file: these are its files.
     entries = stored_schema.row_group_entries(counts) | stored_schema.index_entries(built)
+    entries[stored_schema.INDEXED_FILES_KEY] = store.digest
     summary.write_summary(store.storage, columns, metadata | entries)
 
 

@@ -488,3 +488,20 @@ def test_a_codec_keeps_its_tuples() -> None:
 def test_a_type_that_cannot_be_read_again_is_refused(dtype: Any) -> None:
     with pytest.raises(ValueError, match=r"Field 'x' has values of .*, which cannot be stored"):
         stored_schema.describe_schema(Unischema("S", [UnischemaField("x", dtype, ())]))
+
+
+def test_an_index_of_other_files_of_the_same_names_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    schema = Unischema("S", [UnischemaField("id", np.int64, ())])
+
+    def write(ids: list[int]) -> None:
+        pq.write_table(pa.table({"id": ids}), tmp_path / "a.parquet", row_group_size=2)
+        write_metadata(tmp_path.as_uri(), schema)
+
+    write([1, 1, 2, 2])
+    build_rowgroup_index(tmp_path.as_uri(), None, [SingleFieldIndexer("by_id", "id")])
+    write_metadata(tmp_path.as_uri(), schema)
+    assert list(get_row_group_indexes(open_store([tmp_path.as_uri()]))) == ["by_id"]
+    write([2, 2, 1, 1])
+    assert "The index of row groups of" in caplog.text
+    with pytest.raises(ValueError, match="Row groups index is not available"):
+        get_row_group_indexes(open_store([tmp_path.as_uri()]))
