@@ -149,7 +149,10 @@ def make_batched_dataset(
             for start, stop, size in ((0, whole, batch_size), (whole, run.num_rows, run.num_rows - whole)):
                 if stop > start and (size == batch_size or not drop_remainder):
                     parts = (column[start:stop] for column in columns)
-                    yield schema.make_namedtuple_tf(*(part.reshape(-1, size, *part.shape[1:]) for part in parts))
+                    num_batches = (stop - start) // size
+                    yield schema.make_namedtuple_tf(
+                        *(part.reshape(num_batches, size, *part.shape[1:]) for part in parts)
+                    )
 
     stretches = from_generator(generate, schema.make_namedtuple_tf(*specs), v1.data.Dataset)
     return _asked_late(stretches.flat_map(without_autograph(v1.data.Dataset.from_tensor_slices)))

@@ -778,3 +778,13 @@ def test_without_tensorflow_the_error_names_the_extra(monkeypatch: pytest.Monkey
     assert spec.loader is not None
     with pytest.raises(ImportError, match=r"spark-tensor-converter\[tf,petastorm\]"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_lists_that_are_all_empty_are_batched(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(5), "x": pa.array([[]] * 5, pa.list_(pa.int64()))}), tmp_path / "a.parquet")
+    with make_batch_reader(tmp_path.as_uri()) as reader:
+        assert [tuple(batch.x.shape) for batch in make_batched_dataset(reader, batch_size=2)] == [
+            (2, 0),
+            (2, 0),
+            (1, 0),
+        ]
