@@ -507,3 +507,22 @@ def test_old_days_stay_what_they_are_in_sparks_legacy_mode(spark: SparkSession) 
             spark.conf.unset(name)
     with converter.make_torch_dataloader(num_epochs=1, data_loader_fn=lambda reader, **_: list(reader)) as batches:
         assert [str(batches[0].d[0]), str(batches[0].t[0])[:10]] == ["1500-01-01", "1500-01-01"]
+
+
+def test_a_cache_folder_with_a_percent_sign_is_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    spark.conf.set(CONF, f"{tmp_path.as_uri()}/my%20cache")
+    converter = make_spark_converter(numbers(spark, 8))
+    assert sorted(ids_of(converter)) == list(range(8))
+    assert list((tmp_path / "my%20cache").rglob("*.parquet"))
+    converter.delete()
+    assert not list((tmp_path / "my%20cache").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_folders_of_partitions_with_escaped_signs_are_read(spark: SparkSession, tmp_path: Path, count: int) -> None:
+    for number in range(count):
+        folder = tmp_path / "table" / f"k=10%3A3{number}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"id": [number]}), folder / "part.parquet")
+    converter = make_spark_converter((tmp_path / "table").as_uri())
+    assert sorted(ids_of(converter, schema_fields=["id"])) == list(range(count))

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from converter.petastorm.reader import make_batch_reader
 from converter.petastorm.spark.writing import WriteOptions, forget, write_or_find
 from converter.petastorm.store import open_store
+from converter.petastorm.summary import as_it_is_called
 from converter.petastorm.warning import call, warn_once
 from converter.storage.at_once import at_once
 from converter.storage.databricks import is_on_databricks
@@ -50,7 +51,7 @@ DeleteDirHandler = Callable[[str], None]
 
 
 def _delete_directory(url: str) -> None:
-    storage = open_storage(url)
+    storage = open_storage(as_it_is_called(url))
     if storage.exists:
         storage.delete_tree()
 
@@ -453,7 +454,7 @@ def _wait_file_available(urls: Sequence[str]) -> None:
 
 def _exists(url: str) -> bool:
     folder, _, name = url.rpartition("/")
-    return open_storage(folder).size(name) is not None
+    return open_storage(as_it_is_called(folder)).size(name) is not None
 
 
 def _check_dataset_file_median_size(urls: Sequence[str]) -> None:
@@ -461,7 +462,7 @@ def _check_dataset_file_median_size(urls: Sequence[str]) -> None:
     paths = [urlsplit(url).path for url in urls if urlsplit(url).scheme == "file"]
     if len(paths) < 2 or len(paths) < len(urls):
         return
-    sizes = [os.path.getsize(open_storage(url).path()) for url in urls]
+    sizes = [os.path.getsize(open_storage(as_it_is_called(url)).path()) for url in urls]
     median = statistics.median_high(sizes)
     if median < _RECOMMENDED_FILE_BYTES:
         logger.warning(
