@@ -526,3 +526,11 @@ def test_folders_of_partitions_with_escaped_signs_are_read(spark: SparkSession, 
         pq.write_table(pa.table({"id": [number]}), folder / "part.parquet")
     converter = make_spark_converter((tmp_path / "table").as_uri())
     assert sorted(ids_of(converter, schema_fields=["id"])) == list(range(count))
+
+
+def test_a_name_in_which_spark_puts_variables_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    named = spark.range(1).toDF("a${b}")
+    for df in (named, named.select(F.struct("`a${b}`").alias("x"))):
+        with pytest.raises(ValueError, match=r"Column 'a\$\{b\}' has a name in which Spark puts a variable"):
+            make_spark_converter(df)
+    assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -61,6 +62,11 @@ _locks: dict[str, threading.Lock] = {}
 def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], object]) -> str:
     """The URL of the DataFrame's files; `begin` is called with it before they are written. Equal ones wait for one."""
     schema = df.schema.json()
+    if (varied := re.search(r'"name":"([^"]*\$\{[^"]*)"', schema)) is not None:
+        raise ValueError(
+            f"Column {varied[1]!r} has a name in which Spark puts a variable when it writes Parquet. Rename it, "
+            "for example by df.withColumnRenamed."
+        )
     key = repr((options, schema))
     with _lock:
         own_lock = _locks.setdefault(key, threading.Lock())
