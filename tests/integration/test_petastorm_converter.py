@@ -534,3 +534,14 @@ def test_a_name_in_which_spark_puts_variables_is_refused(spark: SparkSession, tm
         with pytest.raises(ValueError, match=r"Column 'a\$\{b\}' has a name in which Spark puts a variable"):
             make_spark_converter(df)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_a_frame_whose_files_are_gone_is_written_anew(spark: SparkSession, is_all: bool) -> None:
+    df = numbers(spark, 9)
+    first = make_spark_converter(df)
+    for path in list(folder_of(first).glob("*.parquet"))[: None if is_all else 1]:
+        path.unlink()
+    second = make_spark_converter(df)
+    assert sorted(ids_of(second)) == list(range(9))
+    assert make_spark_converter(df).cache_dir_url == second.cache_dir_url != first.cache_dir_url

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from converter.errors import SourceError
+from converter.petastorm.store import open_store
 from converter.sources.spark.confs import changed_confs
 from converter.sources.spark.identity import gather_evidence, inputs_of
 from converter.sources.spark.session import on_its_own
@@ -53,6 +55,9 @@ class _Conversion:
     evidence: Any
     """What its rows depended on before they were written; None if that could not be told."""
 
+    files: tuple[str, ...]
+    """The names of its files: one of them may have been deleted since."""
+
 
 _conversions: list[_Conversion] = []
 _lock = threading.Lock()
@@ -83,11 +88,23 @@ def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], o
         for conversion in known if evidence is not None else ():
             is_same = (conversion.schema, conversion.evidence) == (schema, evidence)
             if is_same and conversion.df.sameSemantics(df):
-                return conversion.url
+                if _files_at(conversion.url) == conversion.files:
+                    return conversion.url
+                logger.warning("Files of %s are gone, so the DataFrame is written anew.", conversion.url)
+                forget(conversion.url)
         url = _materialize(df, options, begin)
         with _lock:
-            _conversions.append(_Conversion(df=df, schema=schema, options=options, url=url, evidence=evidence))
+            _conversions.append(
+                _Conversion(df=df, schema=schema, options=options, url=url, evidence=evidence, files=_files_at(url))
+            )
         return url
+
+
+def _files_at(url: str) -> tuple[str, ...]:
+    try:
+        return open_store([url]).names
+    except SourceError:
+        return ()
 
 
 def forget(url: str) -> None:
