@@ -34,7 +34,7 @@ def dataset_as_rdd(
     if schema_fields is not None:
         schema = schema.create_schema_view(schema_fields)
     with changed_confs(spark_session, AS_TEXTS):
-        frame = spark_session.read.parquet(summary.open_folder(dataset_url).spark_url)
+        frame = stored_frame(spark_session, summary.open_folder(dataset_url).spark_url, schema)
     if schema_fields is not None:
         frame = frame.select(*schema.fields)
 
@@ -44,6 +44,15 @@ def dataset_as_rdd(
         return _namedtuple_of(_in_utc(row.asDict(), moments), schema)
 
     return frame.rdd.map(decode)
+
+
+def stored_frame(spark_session: Any, url: str, schema: Unischema) -> Any:
+    """The stored columns of a dataset as a DataFrame, those that later files added among them."""
+    frame = spark_session.read.parquet(url)
+    if set(schema.fields) <= set(frame.columns):
+        return frame
+    # Spark takes the columns of `_common_metadata`, which Petastorm's appends leave as they were.
+    return spark_session.read.option("mergeSchema", "true").parquet(url)
 
 
 def _in_utc(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -276,7 +276,9 @@ def materialize_over_connect(folder: str) -> dict[str, Any]:
     url = f"file://{folder}/store"
     with materialize_dataset(spark, url, SCHEMA, 1):
         write_frames(spark, url)
+    copy_dataset(spark, url, f"file://{folder}/copy", None, None, False, None, None)
     return {
+        "zones": sorted(set(pq.read_table(f"{folder}/copy").column("zone").to_pylist())),
         "session": type(spark).__module__,
         "is_restored": spark.conf.get("parquet.block.size", None) == before,
         "has_more_row_groups_than_files": len(load_row_groups(open_store([url]))) > 2,
@@ -290,8 +292,33 @@ def test_a_dataset_is_written_over_spark_connect(tmp_path: Path) -> None:
     with only_connect_server():
         found = run_python(materialize_over_connect, str(tmp_path))
     assert found == {
+        "zones": ["00", "01"],
         "session": "pyspark.sql.connect.session",
         "is_restored": True,
         "has_more_row_groups_than_files": True,
         "has_schema": True,
     }
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+def test_a_column_that_an_append_adds_is_copied(spark: SparkSession, tmp_path: Path) -> None:
+    fields = [
+        UnischemaField("id", np.int64, (), ScalarCodec(LongType())),
+        UnischemaField("b", np.int64, (), None, True),
+    ]
+    source = (tmp_path / "source").as_uri()
+    for count, row in ((1, {"id": 1}), (2, {"id": 2, "b": 20})):
+        schema = Unischema("S", fields[:count])
+        with materialize_dataset(spark, source, schema):
+            frame = spark.createDataFrame([dict_to_spark_row(schema, row)], schema.as_spark_schema())
+            frame.coalesce(1).write.mode("append").parquet(source)
+    assert spark.read.parquet(source).columns == ["id", "b"]
+    # As Petastorm leaves it.
+    pq.write_metadata(
+        pa.schema([("id", pa.int64())], metadata=pq.read_schema(tmp_path / "source/_common_metadata").metadata),
+        tmp_path / "source/_common_metadata",
+    )
+    assert {(row.id, row.b) for row in dataset_as_rdd(source, spark).collect()} == {(1, None), (2, 20)}
+    copy_dataset(spark, source, (tmp_path / "copy").as_uri(), None, None, False, None, None)
+    with make_reader((tmp_path / "copy").as_uri()) as reader:
+        assert {(row.id, row.b) for row in reader} == {(1, None), (2, 20)}

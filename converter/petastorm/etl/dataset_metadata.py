@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _FOOTER_THREADS = 8
 _LEVEL, _BLOCK_BYTES = "parquet.summary.metadata.level", "parquet.block.size"
+_SPARK_COLUMNS_KEY = b"org.apache.spark.sql.parquet.row.metadata"
 _ADVICE = (
     "Use materialize_dataset(…) of converter.petastorm.etl.dataset_metadata to write it with the files, or "
     "converter.petastorm.etl.petastorm_generate_metadata for files that are there."
@@ -136,13 +137,18 @@ def write_metadata(
     """
     try:
         store = open_store([url], storage_options=storage_options)
-        counts = at_once(
-            lambda number: store.footer(number).num_row_groups,
+        footers = at_once(
+            lambda number: _told(store.footer(number)),
             range(len(store.names)),
             threads_count=_FOOTER_THREADS,
             given_up=threading.Event(),
         )
+        counts = [count for count, _ in footers]
         columns, before = _written_before(store)
+        whole = _with_later_columns(columns, [schema for _, schema in footers])
+        if len(whole) > len(columns):
+            # Spark's own list of the columns, which it prefers to them.
+            before.pop(_SPARK_COLUMNS_KEY, None)
     except SourceError as error:
         raise PetastormMetadataGenerationError(
             f"The files are written, if there are any, but not their metadata: {error} Once that is mended, run "
@@ -160,7 +166,23 @@ def write_metadata(
     # A schema without a pickle would be taken for older than the pickle that was there.
     metadata.pop(UNISCHEMA_KEY, None)
     metadata |= stored_schema.schema_entries(schema) | stored_schema.row_group_entries(per_file)
-    summary.write_summary(store.storage, columns, metadata)
+    summary.write_summary(store.storage, whole, metadata)
+
+
+def _told(footer: pq.FileMetaData) -> tuple[int, pq.ParquetSchema]:
+    """The number of row groups of a file, and its columns."""
+    return footer.num_row_groups, footer.schema
+
+
+def _with_later_columns(columns: pa.Schema, schemas: Sequence[pq.ParquetSchema]) -> pa.Schema:
+    """The columns, and those that only other files have: Spark reads no others than stand in `_common_metadata`."""
+    last = None
+    for schema in schemas:
+        if last is None or not schema.equals(last):
+            last = schema
+            for field in schema.to_arrow_schema():
+                columns = columns if field.name in columns.names else columns.append(field.with_nullable(True))
+    return columns
 
 
 def _written_before(store: Store) -> tuple[pa.Schema, dict[bytes, bytes]]:

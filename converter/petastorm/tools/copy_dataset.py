@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from converter.petastorm.etl.dataset_metadata import get_schema_from_dataset_url, materialize_dataset
-from converter.petastorm.spark_utils import AS_TEXTS
+from converter.petastorm.spark_utils import AS_TEXTS, stored_frame
 from converter.petastorm.tools.spark_session_cli import add_configure_spark_arguments, configure_spark
 from converter.petastorm.unischema import Unischema, match_unischema_fields
 from converter.sources.spark.confs import changed_confs
@@ -45,9 +45,9 @@ def copy_dataset(
     if field_regex and not fields:
         raise ValueError(f"Regular expressions ({field_regex}) do not match any fields ({list(schema.fields)})")
     copied = schema.create_schema_view(fields) if fields else schema
-    with materialize_dataset(spark, target_url, copied, row_group_size_mb):
-        with changed_confs(spark, AS_TEXTS):
-            frame = spark.read.parquet(source_url)
+    # To the end of the job: Spark Connect looks at the folders' names when it writes.
+    with materialize_dataset(spark, target_url, copied, row_group_size_mb), changed_confs(spark, AS_TEXTS):
+        frame = stored_frame(spark, source_url, copied)
         if fields:
             frame = frame.select(*copied.fields)
         frame = frame.select([_as_declared(frame, name, copied) for name in frame.columns])
