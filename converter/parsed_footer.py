@@ -16,9 +16,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
+from converter.chunk_bounds import bound
 from converter.chunk_layout import chunk_pattern, unencoded_pattern
 from converter.thrift import (
     LIST,
@@ -39,6 +39,8 @@ PLAIN, RLE, BIT_PACKED = 0, 3, 4
 _UNCHANGED = frozenset([PLAIN, RLE, BIT_PACKED])
 """Encodings by which texts take as many bytes in a file as in memory; levels alone are shorter."""
 
+_DELTA_LENGTHS, _DELTA_TEXTS = 6, 7
+
 _CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _ENCODINGS = (
@@ -46,7 +48,10 @@ _ENCODINGS = (
     "DELTA_BYTE_ARRAY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT",
 )  # fmt: skip
 LENGTH_BYTES = 4
-"""Of the length that stands beside each text."""
+"""Of the length that stands beside each text, and of a null's in memory."""
+
+_LIST_BYTES = 4
+"""Of the place where a list ends, in memory; a file has levels, of which thousands take a few bytes."""
 
 _MAX_COUNT = 1 << 46
 """Rows, values or bytes of a file: sums of them stay below 64 bits."""
@@ -161,7 +166,7 @@ class ParsedFooter:
         They need not be values of the column. NaNs are not counted.
         """
         chunk = self.chunk(row_group, leaf)
-        least, most = bound(chunk.least, chunk, kind), bound(chunk.most, chunk, kind)
+        least, most = (bound(raw, chunk.physical_type, kind) for raw in (chunk.least, chunk.most))
         return None if least is None or most is None else (least, most)
 
     def rows_of(self, row_groups: Sequence[int]) -> int:
@@ -197,9 +202,9 @@ class ParsedFooter:
     def decoded_bytes(self, leaf: int, value_bytes: int | None) -> tuple[list[int], list[int]]:
         """For each row group the bytes that a column takes in memory, and how many texts of unknown length it has.
 
-        `value_bytes` are those of a value; None for texts. Not every writer tells the size of texts that a dictionary
-        or a common beginning makes shorter (Arrow from 19, Spark from 4 and delta-rs do, DuckDB and Polars do not):
-        these count as they are stored.
+        `value_bytes` are those of a value; None for texts. Where lists end is not counted. Not every writer tells the
+        size of texts that a dictionary or a common beginning makes shorter (Arrow from 19, Spark from 4 and delta-rs
+        do, DuckDB and Polars do not; Arrow tells it without the common beginnings): these count as they are stored.
 
         Raises:
             ValueError: the footer contradicts itself.
@@ -209,22 +214,49 @@ class ParsedFooter:
         if value_bytes is not None:
             sizes = [max(raw_bytes, num_values * value_bytes) for num_values, raw_bytes, _ in counts]
         else:
-            sizes = [raw_bytes for _, raw_bytes, _ in counts]
+            sizes = []
             for row_group, (num_values, raw_bytes, nulls) in enumerate(counts):
-                if self._is_unchanged(row_group, leaf):
+                # A null has no length in a file, and maybe nothing at all.
+                sizes.append(raw_bytes + LENGTH_BYTES * (num_values if nulls is None else nulls))
+                if self._encodings(row_group, leaf) <= _UNCHANGED:
                     continue
                 told = self._told_bytes(row_group, leaf)
-                if told is None:
-                    num_unknown[row_group] = num_values - (nulls or 0)
-                else:
+                if told is not None:
                     sizes[row_group] = max(raw_bytes, told + num_values * LENGTH_BYTES)
+                if told is None or _DELTA_TEXTS in self._encodings(row_group, leaf):
+                    num_unknown[row_group] = num_values - (nulls or 0)
         _check_counts(*sizes)
         return sizes, num_unknown
 
-    def _is_unchanged(self, row_group: int, leaf: int) -> bool:
+    def list_bytes(self, leaf: int, depth: int) -> list[int]:
+        """For each row group the bytes in memory that say where a column's lists end.
+
+        `depth` is how deep lists stand in lists; 0 if there are none. If the writer does not tell how many inner ones
+        there are, each value counts as one.
+        """
+        return [self._num_lists(row_group, leaf, depth) * _LIST_BYTES for row_group in range(len(self._groups))]
+
+    def _num_lists(self, row_group: int, leaf: int, depth: int) -> int:
+        num_lists = self.row_group_rows[row_group] if depth else 0
+        if depth > 1:
+            raw = self._groups[row_group][leaf]
+            fields = read_struct(raw.group(), 0)[0] if isinstance(raw, re.Match) else raw
+            sizes: Any = _of_struct(_of_struct(fields, 3), 16)
+            levels = sizes.get(2)
+            if isinstance(levels, list) and len(levels) == depth + 1 and all(map(_is_integer, levels)):
+                # A value begins a list in all that are deeper than its level.
+                num_lists += sum(sum(levels[:level]) for level in range(2, depth + 1))
+            else:
+                num_lists += (depth - 1) * self.chunk(row_group, leaf).num_values
+        return num_lists
+
+    def has_deltas(self, row_group: int, leaf: int) -> bool:
+        """Whether texts are stored as what they differ in, or in length: of these Arrow makes no dictionary."""
+        return not self._encodings(row_group, leaf).isdisjoint((_DELTA_LENGTHS, _DELTA_TEXTS))
+
+    def _encodings(self, row_group: int, leaf: int) -> frozenset[int]:
         raw = self._groups[row_group][leaf]
-        encodings = _encodings(raw[2]) if isinstance(raw, re.Match) else self.chunk(row_group, leaf).encodings
-        return encodings <= _UNCHANGED
+        return _encodings(raw[2]) if isinstance(raw, re.Match) else self.chunk(row_group, leaf).encodings
 
     def _told_bytes(self, row_group: int, leaf: int) -> int | None:
         """The bytes of the texts of a column chunk, each as often as it stands there; None if the writer tells none."""
@@ -276,64 +308,6 @@ def parse_end(end: bytes) -> ParsedFooter:
     if length != len(end) - END_BYTES:
         raise ValueError(f"its footer has {len(end) - END_BYTES} bytes, expected {length}")
     return ParsedFooter(end[:-END_BYTES])
-
-
-def bound(raw: bytes | None, chunk: ColumnChunk, kind: pa.DataType) -> pa.Scalar | None:
-    """A bound of a column chunk as Arrow's value of type `kind`; None if it is absent, damaged, or of another type.
-
-    >>> chunk = ColumnChunk("INT32", "SNAPPY", frozenset(), 1, 4, 4, 4, None, 0, None, None)
-    >>> bound(bytes([1, 0, 0, 0]), chunk, pa.date32())
-    <pyarrow.Date32Scalar: datetime.date(1970, 1, 2)>
-    """
-    if raw is None:
-        return None
-    types, physical = pa.types, chunk.physical_type
-    if types.is_decimal(kind):
-        return _decimal(raw, physical, kind)
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    if physical == "BYTE_ARRAY" and (is_text or types.is_binary(kind) or types.is_large_binary(kind)):
-        try:
-            return pa.scalar(raw.decode() if is_text else raw, kind)
-        except UnicodeDecodeError:
-            return None
-    if physical == "FIXED_LEN_BYTE_ARRAY" and types.is_fixed_size_binary(kind):
-        return pa.scalar(raw, kind) if len(raw) == kind.byte_width else None
-    if physical == "BOOLEAN" and types.is_boolean(kind):
-        return pa.scalar(raw != b"\0", kind) if len(raw) == 1 else None
-    stored = _STORED.get(physical)
-    if stored is None or len(raw) != stored.itemsize or not _is_stored_as(kind, physical):
-        return None
-    number = np.frombuffer(raw, stored)
-    if types.is_temporal(kind):
-        return pa.array(number).view(kind)[0]
-    # Narrow and unsigned integers are stored as wider, signed ones.
-    return pa.array(number.astype(kind.to_pandas_dtype()), kind)[0]
-
-
-_STORED: dict[str, np.dtype[Any]] = {
-    "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"), "FLOAT": np.dtype("<f4"), "DOUBLE": np.dtype("<f8"),
-}  # fmt: skip
-
-
-def _is_stored_as(kind: pa.DataType, physical: str) -> bool:
-    types = pa.types
-    if types.is_date32(kind) or (types.is_integer(kind) and kind.bit_width <= 32):
-        return physical == "INT32"
-    if types.is_timestamp(kind) or types.is_integer(kind):
-        return physical == "INT64"
-    return (types.is_float32(kind) and physical == "FLOAT") or (types.is_float64(kind) and physical == "DOUBLE")
-
-
-def _decimal(raw: bytes, physical: str, kind: pa.DataType) -> pa.Scalar | None:
-    is_little = physical in ("INT32", "INT64")
-    if (is_little and len(raw) != _STORED[physical].itemsize) or len(raw) > kind.bit_width // 8 or not raw:
-        return None
-    number = int.from_bytes(raw, "little" if is_little else "big", signed=True)
-    if len(str(abs(number))) > kind.precision:
-        return None
-    size = kind.bit_width // 8
-    buffer = pa.py_buffer(number.to_bytes(size, "little", signed=True))
-    return pa.Array.from_buffers(kind, 1, [None, buffer])[0]
 
 
 def _read_file_metadata(data: bytes) -> tuple[dict[int, Any], list[tuple[dict[int, Any], list[_RawChunk]]]]:
@@ -449,6 +423,12 @@ def _from_fields(chunk: Mapping[int, Any], row_group: int, leaf: int) -> ColumnC
         num_values, raw_bytes, stored_bytes, data_page,
         dictionary_page if _is_integer(dictionary_page) else None, *bounds,
     )  # fmt: skip
+
+
+def _of_struct(fields: Mapping[int, Any], number: int) -> Mapping[int, Any]:
+    """A struct in a struct; an empty one if there is none."""
+    found = fields.get(number)
+    return found if isinstance(found, dict) else {}
 
 
 def _is_integer(value: Any) -> bool:

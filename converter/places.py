@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -255,6 +256,18 @@ def members_of(kind: pa.DataType) -> list[pa.Field] | None:
         member.with_type(list_of(kind, values.with_type(member.type).with_nullable(is_nullable)))
         for member, is_nullable in zip(members, nullable, strict=True)
     ]
+
+
+def value_bytes_of(kind: pa.DataType) -> int | None:
+    """The bytes of a value in memory; None if values differ."""
+    if pa.types.is_dictionary(kind):
+        return value_bytes_of(kind.value_type)
+    if pa.types.is_null(kind):
+        return 0
+    # A boolean becomes a byte.
+    with contextlib.suppress(ValueError):
+        return -(-int(kind.bit_width) // 8)
+    return None
 
 
 def count_leaves(kind: pa.DataType) -> int:

@@ -133,7 +133,7 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     if is_variable:
         # Rows differ in size, and so do row groups; a mask takes a byte for each element.
         has_mask = any(field.shape is None and source.has_element_mask(field.name) for field in source.stored_fields)
-        window_bytes = file_bytes * (2 if has_mask else 1)
+        window_bytes = max(window_bytes, file_bytes * (2 if has_mask else 1))
     batch_bytes = math.ceil(window_bytes / window_rows) * source.batch_size
     # A source of a mixture is read on into its next epoch.
     num_windows = source.windows_ahead if source.is_part else len(plan.window_starts) - 1

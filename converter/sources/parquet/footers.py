@@ -19,7 +19,15 @@ import pyarrow.parquet as pq
 
 from converter.errors import SourceError
 from converter.parsed_footer import END_BYTES, Formats, ParsedFooter, parse_end
-from converter.places import count_leaves, is_bytes_type, is_list, leaf_types, list_of, refuse_encrypted
+from converter.places import (
+    count_leaves,
+    is_bytes_type,
+    is_list,
+    leaf_types,
+    list_of,
+    refuse_encrypted,
+    value_bytes_of,
+)
 from converter.portable.footers import end_of, open_footer
 from converter.sources.parquet.texts import UnknownTexts, lengths_in, more_bytes, unknown_texts
 from converter.storage.at_once import LinkedEvent, at_once
@@ -147,8 +155,8 @@ class _Kind(NamedTuple):
     stored: pq.ParquetSchema
     metadata: Mapping[bytes, bytes]
     schema: pa.Schema
-    levels: list[tuple[bool, bool]]
-    """For each leaf column whether it may be null, and whether it is of lists."""
+    levels: list[tuple[bool, int]]
+    """For each leaf column whether it may be null, and how deep lists stand in lists (0: no lists)."""
 
     value_bytes: list[int | None]
     """For each leaf column the bytes of a value in memory; None for texts."""
@@ -169,26 +177,17 @@ def _kind_of(parquet: pq.ParquetFile, last: list[_Kind]) -> _Kind:
         else pa.field(part.name, part.type, metadata=(part.metadata or {}) | {SPARK_TYPE: types[part.name].encode()})
         for part in _with_text(parquet.schema_arrow, columns)
     ]
-    levels = [(column.max_definition_level > 0, column.max_repetition_level > 0) for column in columns]
-    value_bytes = [_value_bytes(kind) for part in parquet.schema_arrow for kind in leaf_types(part.type)]
+    levels = [(column.max_definition_level > 0, column.max_repetition_level) for column in columns]
+    value_bytes = [value_bytes_of(kind) for part in parquet.schema_arrow for kind in leaf_types(part.type)]
     last[:] = [_Kind(stored, metadata, pa.schema(parts), levels, value_bytes)]
     return last[0]
 
 
-def _value_bytes(kind: pa.DataType) -> int | None:
-    """The bytes of a value in memory; None if values differ."""
-    if pa.types.is_dictionary(kind):
-        return _value_bytes(kind.value_type)
-    if pa.types.is_null(kind):
-        return 0
-    # A boolean becomes a byte.
-    with contextlib.suppress(ValueError):
-        return -(-int(kind.bit_width) // 8)
-    return None
-
-
 def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterator[pa.Field]:
-    """The columns of a file, with ENUM as text; Arrow reads it as bytes."""
+    """The columns of a file, with ENUM as text and INT96 as a point in time, as Spark has them.
+
+    Arrow reads bytes, and times without a zone.
+    """
     leaves = iter(columns)
 
     def with_text(part: pa.Field) -> pa.Field:
@@ -203,6 +202,8 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
         # Names that are no UTF-8 raise here, where the file is known, and nowhere later.
         _ = getattr(kind, "tz", None), getattr(kind, "extension_name", None)
         first, *_ = [next(leaves, None) for _ in range(count_leaves(part.type))]
+        if first is not None and first.physical_type == "INT96" and pa.types.is_timestamp(kind):
+            return part.with_type(pa.timestamp(kind.unit, "UTC"))
         is_enum = first is not None and first.logical_type.type == "ENUM" and is_bytes_type(part.type)
         return part.with_type(pa.string()) if is_enum else part
 
@@ -225,8 +226,10 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
             kind = _kind_of(parquet, last)
             nulls, lengths = _sum_leaves(footer, kind)
             sizes = [footer.decoded_bytes(leaf, each) for leaf, each in enumerate(kind.value_bytes)]
+            ends = [footer.list_bytes(leaf, depth) for leaf, (_, depth) in enumerate(kind.levels)]
             shape = len(sizes), len(footer.row_group_rows)
-            in_memory = np.array([size for size, _ in sizes], np.int64).reshape(shape)
+            values = np.array([size for size, _ in sizes], np.int64).reshape(shape)
+            in_memory = values + np.array(ends, np.int64).reshape(shape)
             return Footer(
                 name=name,
                 num_bytes=num_bytes,
@@ -235,7 +238,7 @@ def _read_footer(storage: Storage, last: list[_Kind], given_up: threading.Event,
                 row_group_bytes=in_memory.sum(axis=0),
                 leaf_nulls=nulls,
                 leaf_bytes=in_memory.sum(axis=1),
-                unknown_texts=unknown_texts(footer, kind.stored, [numbers for _, numbers in sizes], in_memory),
+                unknown_texts=unknown_texts(footer, kind.stored, [numbers for _, numbers in sizes], values),
                 list_lengths=lengths,
                 formats=footer.formats(),
                 footer_crc32=zlib.crc32(end),
@@ -251,7 +254,7 @@ def _sum_leaves(footer: ParsedFooter, kind: _Kind) -> tuple[npt.NDArray[np.int64
         raise ValueError(f"its footer describes {num_leaves} columns, and its schema has {len(kind.levels)}")
     nulls = np.zeros(num_leaves, np.int64)
     lengths: dict[int, set[tuple[int, int]]] = {}
-    for leaf, (is_nullable, has_lists) in enumerate(kind.levels):
+    for leaf, (is_nullable, depth) in enumerate(kind.levels):
         if not is_nullable:
             continue
         counts = footer.counts(leaf)
@@ -259,7 +262,7 @@ def _sum_leaves(footer: ParsedFooter, kind: _Kind) -> tuple[npt.NDArray[np.int64
         for num_rows, (num_values, _, absent) in zip(footer.row_group_rows, counts, strict=True):
             is_counted = is_counted and absent is not None
             total += absent or 0
-            if has_lists and num_rows:
+            if depth and num_rows:
                 # A null or empty list counts as one value; a row group may hold only such lists.
                 length = divmod(num_values, num_rows)
                 if absent or (absent is None and length == (1, 0)):
@@ -267,7 +270,7 @@ def _sum_leaves(footer: ParsedFooter, kind: _Kind) -> tuple[npt.NDArray[np.int64
                 if absent != num_rows:
                     lengths.setdefault(leaf, set()).add(length)
         # For lists the count includes null elements.
-        nulls[leaf] = total if is_counted and not (has_lists and total) else -1
+        nulls[leaf] = total if is_counted and not (depth and total) else -1
     return nulls, lengths
 
 

@@ -1,11 +1,12 @@
 """How long texts are that a dictionary makes shorter, if their writer did not tell: a column's first rows say it.
 
-A dictionary alone does not: most rows may have one of its shortest texts. A column's part of a row group is small where
-a dictionary made it so. It is read once for each schema: windows would else be ten times as large as they are told.
+A dictionary alone does not: most rows may have one of its shortest texts. They are read once for each schema: windows
+would else be ten times as large as they are told.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,13 @@ from converter.storage.at_once import at_once
 from converter.storage.directory import Storage
 
 _MOST_BYTES = 8 << 20
-"""What is read of a column at most: in a larger part most texts stand as they are."""
+"""What a column's first rows take at most, if their texts stand as they are."""
+
+_BUFFER_BYTES = 2 << 20
+"""What is fetched of a column at once: a dictionary and the first codes, in most files."""
 
 _ROWS = 1 << 16
+_BATCHES = 64
 _THREADS = 8
 
 
@@ -34,11 +39,20 @@ class UnknownTexts(NamedTuple):
     num_texts: npt.NDArray[np.int64]
     """How many texts of unknown length each row group has."""
 
+    length_bytes: npt.NDArray[np.int64]
+    """Those of the lengths of its texts and nulls."""
+
     counted_bytes: npt.NDArray[np.int64]
     """What each row group counts so far."""
 
-    row_group: int | None
-    """The first one with such texts; None if it is too large to be read."""
+    row_group: int
+    """The first one with such texts."""
+
+    num_rows: int
+    """How many of its first rows are read."""
+
+    has_deltas: bool
+    """Whether Arrow can make no dictionary of it."""
 
     path: str
 
@@ -47,16 +61,24 @@ def unknown_texts(
     footer: ParsedFooter,
     schema: pq.ParquetSchema,
     num_unknown: Sequence[Sequence[int]],
-    in_memory: npt.NDArray[np.int64],
+    counted_bytes: npt.NDArray[np.int64],
 ) -> dict[int, UnknownTexts]:
     """The leaf columns of a footer that have texts of unknown length."""
     found = {}
     for leaf, numbers in enumerate(num_unknown):
         if any(numbers):
             first = next(row_group for row_group, number in enumerate(numbers) if number)
-            is_small = footer.chunk(first, leaf).stored_bytes <= _MOST_BYTES
-            path = schema.column(leaf).path
-            found[leaf] = UnknownTexts(np.array(numbers, np.int64), in_memory[leaf], first if is_small else None, path)
+            counts = footer.counts(leaf)
+            num_rows, raw_bytes = footer.row_group_rows[first], counts[first][1]
+            found[leaf] = UnknownTexts(
+                num_texts=np.array(numbers, np.int64),
+                length_bytes=LENGTH_BYTES * np.array([num_values for num_values, _, _ in counts], np.int64),
+                counted_bytes=counted_bytes[leaf],
+                row_group=first,
+                num_rows=min(_ROWS, max(1, num_rows * _MOST_BYTES // max(1, raw_bytes))),
+                has_deltas=footer.has_deltas(first, leaf),
+                path=schema.column(leaf).path,
+            )
     return found
 
 
@@ -68,46 +90,93 @@ def lengths_in(
     Raises:
         OSError: the file cannot be fetched. The sizes decide the order of a shuffle, so none may be missing.
     """
-    asked = [leaf for leaf, text in texts.items() if text.row_group is not None]
+    asked = list(texts)
 
     def look(leaves: Sequence[int]) -> list[tuple[int, int | None]]:
-        # Opened once, so that the footer is fetched once.
+        # Opened once, so that the footer is fetched and parsed once.
         with storage.open_parquet(name, num_bytes, given_up) as opened:
-            return [(leaf, _mean_length(opened, texts[leaf], is_local=storage.is_local)) for leaf in leaves]
+            watched = _Watched(opened)
+            # As a dictionary texts stay as small as they are stored; only the pages of the first rows are fetched.
+            paths = [texts[leaf].path for leaf in leaves if not texts[leaf].has_deltas]
+            file = pq.ParquetFile(watched, read_dictionary=paths, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            return [(leaf, _mean_length(file, watched, texts[leaf])) for leaf in leaves]
 
     shares = [share for number in range(_THREADS) if (share := asked[number::_THREADS])]
     looks = at_once(look, shares, threads_count=_THREADS, given_up=given_up)
     return {leaf: length for found in looks for leaf, length in found if length is not None}
 
 
-def _mean_length(opened: pa.NativeFile, text: UnknownTexts, *, is_local: bool) -> int | None:
+class _Watched(io.RawIOBase):
+    """A file that notes an error of its store: of damaged pages Arrow raises the same kind."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        super().__init__()
+        self._file = file
+        self.has_failed = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return bytes(self._file.read(None if size < 0 else size))
+        except OSError:
+            self.has_failed = True
+            raise
+
+
+def _mean_length(file: pq.ParquetFile, watched: _Watched, text: UnknownTexts) -> int | None:
     """The mean length of a leaf column's first texts, rounded up; None if there are only nulls, or damaged pages."""
+    num_rows = num_texts = num_bytes = plain_bytes = 0
+    # Without a dictionary, texts with a common beginning are longer than the footer says.
+    batch_rows = max(1, text.num_rows // _BATCHES if text.has_deltas else text.num_rows)
     try:
-        # As a dictionary the texts stay as small as they are stored.
-        file = pq.ParquetFile(opened, read_dictionary=[text.path])
-        batches = file.iter_batches(_ROWS, row_groups=[text.row_group], columns=[text.path], use_threads=False)
-        values: Any = next(batches).column(0)
-    except (pa.ArrowException, StopIteration):
+        for batch in file.iter_batches(batch_rows, row_groups=[text.row_group], columns=[text.path], use_threads=False):
+            values = _texts_in(batch.column(0))
+            if pa.types.is_dictionary(values.type):
+                indices = np.asarray(values.indices.drop_null())
+                lengths = np.asarray(pc.binary_length(values.dictionary))[indices]
+            else:
+                lengths = np.asarray(pc.binary_length(values.drop_null()))
+                plain_bytes += int(lengths.sum())
+            num_rows, num_texts, num_bytes = num_rows + len(batch), num_texts + len(lengths), num_bytes + lengths.sum()
+            if num_rows >= text.num_rows or plain_bytes >= _MOST_BYTES:
+                break
+    except pa.ArrowException:
         return None
-    except OSError as error:
-        # Arrow's own of damaged pages: who reads the column gets the error.
-        if is_local and error.errno is None:
-            return None
-        raise
-    while values.type.num_fields and not pa.types.is_dictionary(values.type):
-        values = values.field(0) if pa.types.is_struct(values.type) else values.flatten()
-    if not pa.types.is_dictionary(values.type):
-        # Texts of a type of the user's own.
+    except OSError:
+        if watched.has_failed:
+            raise
+        # Damage: who reads the column gets the error.
         return None
-    indices = np.asarray(values.indices.drop_null())
-    lengths = np.asarray(pc.binary_length(values.dictionary))
-    return math.ceil(lengths[indices].mean()) if len(indices) else None
+    return math.ceil(num_bytes / num_texts) if num_texts else None
+
+
+def _texts_in(values: Any) -> Any:
+    """The texts of a column, which may be in lists and structs, or of a type that is made of texts, as JSON is."""
+    while isinstance(values.type, pa.BaseExtensionType) or (
+        values.type.num_fields and not pa.types.is_dictionary(values.type)
+    ):
+        if isinstance(values.type, pa.BaseExtensionType):
+            values = values.storage
+        else:
+            values = values.field(0) if pa.types.is_struct(values.type) else values.flatten()
+    return values
 
 
 def more_bytes(texts: Mapping[int, UnknownTexts], lengths: Mapping[int, int]) -> dict[int, npt.NDArray[np.int64]]:
     """For each leaf column what its row groups take in memory, beside what is counted already."""
     return {
-        leaf: np.maximum(0, text.num_texts * (lengths[leaf] + LENGTH_BYTES) - text.counted_bytes)
+        leaf: np.maximum(0, text.num_texts * lengths[leaf] + text.length_bytes - text.counted_bytes)
         for leaf, text in texts.items()
         if leaf in lengths
     }
