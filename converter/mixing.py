@@ -96,19 +96,23 @@ class Mixing:
         """How many elements of each source are in some spans."""
         found = np.zeros(len(self.names), np.int64)
         for span in spans:
-            found += self.places(epoch, span.stop) - self.places(epoch, span.start)
+            begin, end = self.places(epoch, span.start), self.places(epoch, span.stop)
+            found += [last - first for first, last in zip(begin, end, strict=True)]
         return found
 
-    def places(self, epoch: int, position: int) -> Numbers:
+    def places(self, epoch: int, position: int) -> list[int]:
         """How many elements of each source come before a position, in all epochs."""
         number, inside = divmod(position, BLOCK_ROWS)
         before = self.counts(epoch, number * BLOCK_ROWS)
         if inside:
             before = before + self.block(epoch, number).before(inside)
         changes = [*sorted(first for first in self.weights if first < epoch), epoch]
+        # Python's integers: an epoch below 2**62 may be so far away that 64 bits do not hold the product.
+        places: list[int] = before.tolist()
         for first, stop in itertools.pairwise(changes):
-            before = before + (stop - first) * self.counts(first, self.num_rows)
-        return before
+            counts = self.counts(first, self.num_rows).tolist()
+            places = [place + (stop - first) * count for place, count in zip(places, counts, strict=True)]
+        return places
 
     def _weights_at(self, epoch: int) -> tuple[float, ...]:
         return self.weights[max(first for first in self.weights if first <= epoch)]

@@ -50,7 +50,7 @@ def mixed_runs(
     with contextlib.ExitStack() as opened:
         streams: list[_Stream] = []
         for number, (part, part_files) in enumerate(zip(source.parts, files.parts, strict=True)):
-            ranges = [range(int(begin[number]), int(end[number])) for begin, end in edges]
+            ranges = [range(begin[number], end[number]) for begin, end in edges]
             num_rows = sum(map(len, ranges))
             given_up = LinkedEvent(part_files.given_up)
             columns = read_plans(part, _plans(part, ranges), num_rows, part_files, given_up)

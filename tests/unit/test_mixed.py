@@ -90,7 +90,7 @@ def test_positions_are_places_in_each_source(
         assert found.tolist() == share(shares, BLOCK_ROWS).tolist()
     for position in (0, num_rows // 3, num_rows):
         before = np.bincount(ids[:position], minlength=len(sizes)) + epoch * counts
-        assert mixing.places(epoch, position).tolist() == before.tolist()
+        assert mixing.places(epoch, position) == before.tolist()
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=4), st.integers(0, 2), st.data())
