@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from converter.errors import ConverterError
@@ -71,6 +72,7 @@ def count_on(trainer: Any) -> None:
         epochs.reset_restart_stage()
     # The longest one decides when an epoch ends, as in Lightning's default for several loaders.
     longest = max(loaders, key=len)
+    _end_those_that_had_ended(epochs, loaders, longest)
     progress = loop.batch_progress
     # After an epoch's last batch its rest of rows, dropped because it could not be shared out, may suffice for others.
     done = len(longest) if progress.is_last_batch else len(longest) - longest.remaining
@@ -80,6 +82,23 @@ def count_on(trainer: Any) -> None:
     unfinished = current.processed - current.completed
     current.ready = current.started = current.processed = done
     current.completed = done - unfinished
+
+
+def _end_those_that_had_ended(fit_loop: Any, loaders: Sequence[Any], longest: Any) -> None:
+    """In the mode in which a shorter loader gives None once it has ended, let it give None until the epoch ends.
+
+    Its state is that of the next epoch by then. Lightning has made the iterators, and keeps nowhere which had ended.
+
+    Reaches into: FitLoop._combined_loader, its _mode and the iterators in its _iterator (Lightning 2.6).
+    Without it: a resumed training reads the shorter loader's next epoch beside the rest of this one.
+    """
+    combined = fit_loop._combined_loader  # noqa: SLF001
+    if combined._mode != "max_size":  # noqa: SLF001
+        return
+    epoch = longest.state_dict()["epoch"]
+    for index, loader in enumerate(combined.flattened):
+        if any(loader is one for one in loaders) and loader.state_dict()["epoch"] > epoch:
+            combined._iterator.iterators[index] = iter(())  # noqa: SLF001
 
 
 def _flat(loaders: Any) -> list[Any]:

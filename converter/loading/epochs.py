@@ -201,13 +201,21 @@ class Epochs:
         self._progress, self._set = None, object()
         self.next = self._begin = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
 
-    def set_next(self, epoch: int) -> None:
-        """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was handed out, or asked for, since the next iteration's place was named or loaded."""
+        return self._progress is not None
+
+    def set_next(self, epoch: int, *, anew: bool = False) -> None:
+        """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is.
+
+        `anew` leaves the place of that state: the epoch begins with its first row.
+        """
         epoch = check_integer("epoch", epoch, least=0)
         if epoch >= MAX_EPOCH:
             raise ValueError(f"epoch must be below 2**62, got {epoch}.")
         self._progress = None
-        if epoch != self.next.epoch:
+        if anew or epoch != self.next.epoch:
             self.next, self.is_resumed = _Progress(epoch=epoch, past=(), epochs_done=0), False
         else:
             # Another object: the end of an iteration that began there before does not move this one.

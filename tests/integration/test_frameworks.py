@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -374,16 +375,18 @@ def test_lightning_refuses_a_loader_that_counts_epochs_too(
         make_trainer(tmp_path, max_steps=5).fit(Model(), loader)
 
 
-@pytest.mark.parametrize("step", [8, 14])
+@pytest.mark.parametrize("step", [8, 10, 14, 19, 27])
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])
 def test_two_loaders_at_once_go_on_each_with_its_next_row(
-    converter: DatasetConverter, tmp_path: Path, step: int
+    converter: DatasetConverter, tmp_path: Path, mode: Any, step: int
 ) -> None:
-    """The shorter one begins anew after ten steps, so by step 14 it is in an epoch that the training is not."""
+    """The shorter one ends after ten steps. In a cycle it begins anew, so it may be in an epoch that the training is
+    not; else it gives None until the longer one ends, or ends the epoch."""
     path = tmp_path / "middle.ckpt"
 
     class Pair(Model):
         def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
-            self.seen += [(0, batch["short"]["id"].tolist()), (1, batch["long"]["id"].tolist())]
+            self.seen.append((index, {name: part and part["id"].tolist() for name, part in batch.items()}))
             return self.layer(batch["long"]["vector"]).mean()
 
     def fit(model: Model, *callbacks: lightning.Callback, **options: Any) -> None:
@@ -391,12 +394,13 @@ def test_two_loaders_at_once_go_on_each_with_its_next_row(
             converter.where([("id", "<", 500)]).make_torch_dataloader(**SHUFFLED) as short,
             converter.make_torch_dataloader(**SHUFFLED) as long,
         ):
-            make_trainer(tmp_path, *callbacks, max_epochs=1).fit(model, {"short": short, "long": long}, **options)
+            both = CombinedLoader({"short": short, "long": long}, mode)
+            make_trainer(tmp_path, *callbacks, max_epochs=3).fit(model, both, **options)
 
     whole, after = Pair(), Pair()
     fit(whole, SaveAt(step, path))
     fit(after, ckpt_path=path)
-    assert after.seen == whole.seen[2 * step :]
+    assert after.seen == whole.seen[step:]
 
 
 def test_a_second_fit_without_a_checkpoint_counts_from_the_start(converter: DatasetConverter, tmp_path: Path) -> None:

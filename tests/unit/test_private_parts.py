@@ -27,6 +27,7 @@ REACHES = {
     "frameworks.tensorflow.iterator._find_eager_tensor": "TensorFlow",
     "frameworks.tensorflow.iterator._find_owned_iterator": "TensorFlow",
     "frameworks.tensorflow.saving.DatasetState._copy_trackable_to_cpu": "TensorFlow",
+    "frameworks.lightning._end_those_that_had_ended": "Lightning",
     "frameworks.torch.loader.TorchDataLoader._end_workers": "torch",
     "frameworks.transformers._tell_batch_size": "Transformers",
     "frameworks.prompt._eagerly": "TensorFlow",

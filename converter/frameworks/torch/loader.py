@@ -374,9 +374,11 @@ class _EpochSampler(Sampler[None]):
         """Let the loader's next iteration begin with this epoch, unless a state was loaded that is further on.
 
         Of several loaders at once a short one is in a later epoch than the training, which begins it again and again.
+        Once the rest of that epoch is being read, an epoch that is named begins with its first row.
         """
-        if not self._epochs.is_resumed or epoch > self._epochs.next.epoch:
-            self._epochs.set_next(epoch)
+        epochs = self._epochs
+        if not epochs.is_resumed or epochs.has_begun or epoch > epochs.next.epoch:
+            epochs.set_next(epoch, anew=epochs.has_begun)
 
 
 _Part = tuple[Batch, int]
