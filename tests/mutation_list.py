@@ -2126,8 +2126,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="sources/spark/run.py",
         claim="a session's conf makes patterns of names",
-        old=" | _NAME_CONFS",
-        new="",
+        old="with changed_confs(session, names):",
+        new="with changed_confs(session, {}):",
         tests=("tests/integration/test_writers.py",),
     ),
     Mutation(

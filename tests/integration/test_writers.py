@@ -6,8 +6,10 @@ import itertools
 import logging
 import os
 import sys
+import time
 import venv
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -510,6 +512,25 @@ def test_confs_of_the_session_change_neither_names_nor_files(spark: SparkSession
     assert [read["a+"].tolist(), read["aa"].tolist(), read["b.c.id"].tolist()] == [[0, 1, 2], [0, 2, 4], [0, 1, 2]]
     assert read["lists"].tolist() == [[[0, 0]], [[1, 2]], [[2, 4]]]
     assert read["aa${aa}"].tolist() == [7, 7, 7]
+
+
+def test_other_threads_queries_keep_their_variables(spark: SparkSession, cache_dir: Path) -> None:
+    def last(value):  # type: ignore[no-untyped-def]  # (Spark looks at the types)
+        while not (cache_dir / "go").exists():
+            time.sleep(0.05)
+        return value
+
+    with changed_confs(spark, {"my.day": "5"}), ThreadPoolExecutor() as pool:
+        writing = pool.submit(
+            convert, spark.range(1).select(F.udf(last, "long")("id").alias("id")), "executors", cache_dir
+        )
+        try:
+            while not spark.sparkContext.statusTracker().getActiveStageIds():
+                time.sleep(0.05)
+            assert spark.sql("SELECT '${my.day}' AS day").first() == ("5",)
+        finally:
+            (cache_dir / "go").touch()
+        writing.result().delete()
 
 
 @pytest.mark.parametrize("way", WAYS)

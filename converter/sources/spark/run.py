@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import CacheError, ConverterError
@@ -44,9 +44,6 @@ _SCAN_ROWS = 64
 20,000 rows of 10 kB to HDFS take 1.7, 1.31, 1.29 and 1.24 s at 4,096 (Spark's default), 1,024, 256 and 64.
 Short texts do not care (2.2, 2.35, 2.39, 2.04 s); 41 numbers are best at 4,096."""
 
-_NAME_CONFS = {"spark.sql.parser.quotedRegexColumnNames": "false", "spark.sql.variable.substitute": "false"}
-"""Quoted names are names: a session may take `a+` for a pattern, which it then refuses, and `${b}` for a variable."""
-
 
 def run_write(
     df: Any,
@@ -63,7 +60,9 @@ def run_write(
     """Run the write job and return the reports of all files, in the order of partitions."""
     name = f"converter-{posixpath.basename(directory.url)}"
     try:
-        confs = _batch_confs(columns, _version(session)) | _NAME_CONFS | WRITE_CONFS
+        texts = [column.select(f"c{index}") for index, column in enumerate(columns)]
+        names = _name_confs(texts)
+        confs = _batch_confs(columns, _version(session)) | (names if is_connect else {}) | WRITE_CONFS
         with (
             interrupts_first(),
             travels_by_value(),
@@ -71,7 +70,9 @@ def run_write(
             write_job(session, is_connect, name),
             progress_bar(session, is_connect, name, progress, Written(directory)),
         ):
-            selected = on_its_own(df).selectExpr(*(column.select(f"c{index}") for index, column in enumerate(columns)))
+            # Texts are read here; over Connect each time that the server looks at the plan.
+            with changed_confs(session, names):
+                selected = on_its_own(df).selectExpr(*texts)
             if shuffle_rows_seed is not None:
                 selected = _shuffled(selected, columns, shuffle_rows_seed)
             chosen = choose_writer(writer, directory=directory, session=session, is_connect=is_connect)
@@ -198,6 +199,16 @@ def _shuffled(df: Any, columns: Sequence[SparkColumn], seed: int) -> Any:
 def _version(session: Any) -> tuple[int, ...]:
     """Major and minor version of Spark."""
     return tuple(int(part) for part in str(session.version).split(".")[:2])
+
+
+def _name_confs(texts: Iterable[str]) -> dict[str, str]:
+    """What makes quoted names names: a session may take `a+` for a pattern, and Spark takes `${b}` for a variable.
+
+    Other threads' queries may hold real variables, and the session is theirs, too. So variables stay what they are,
+    unless a name looks like one.
+    """
+    confs = {"spark.sql.parser.quotedRegexColumnNames": "false"}
+    return confs | ({"spark.sql.variable.substitute": "false"} if any("${" in text for text in texts) else {})
 
 
 def _batch_confs(columns: Sequence[SparkColumn], version: tuple[int, ...]) -> dict[str, str]:
