@@ -30,6 +30,7 @@ from converter.frameworks.torch.tensors import (
 )
 from converter.frameworks.torch.workers import (
     Packed,
+    Turns,
     check_pickles,
     check_temp_dir,
     close_at_exit,
@@ -40,7 +41,6 @@ from converter.frameworks.torch.workers import (
     finish_imports,
     is_starting_process,
     kept_from_children,
-    next_of,
     one_at_a_time,
     signals_wait,
 )
@@ -99,7 +99,7 @@ class TorchDataLoader(DataLoader[Batch]):
             check_flag("pin_memory", pin_memory)
         # Lightning makes a loader again for predictions, from the attributes that have its arguments' names.
         self.source, self.num_epochs, self.device = source, num_epochs, device
-        self._turn = 0
+        self._turns = Turns(is_one=persistent_workers)
         self._epochs = Epochs(source, num_epochs)
         self._runs = _Runs(self._epochs, is_shared=persistent_workers)
         self._placement = Placement(device, pin_memory)
@@ -291,18 +291,13 @@ class TorchDataLoader(DataLoader[Batch]):
             nonlocal items, turn, epochs_done
             if items is None:
                 epochs_done = self._epochs.next.epochs_done
-                items = self._start_workers()
-                turn = self._turn = self._turn + 1
+                with self._turns.alone():
+                    items, turn = self._start_workers(), self._turns.begin()
             left = plan.num_batches
             try:
                 while left:
-                    if self.persistent_workers and turn != self._turn:
-                        raise ConverterError(
-                            "Another iteration of this loader has taken its persistent workers. Make one loader for "
-                            "each iteration, or pass persistent_workers=False."
-                        )
                     with self._epochs.meter.blocking("workers"):
-                        parts, worker, work = next_of(items)
+                        parts, worker, work = self._turns.next_of(items, turn)
                     self._epochs.meter.report(worker, work)
                     for columns, batch_size in parts:
                         for batch in split_run(columns, batch_size) if batch_size else (columns,):
@@ -315,7 +310,7 @@ class TorchDataLoader(DataLoader[Batch]):
                     items = None
             except BaseException as error:
                 # Persistent workers outlive an iteration that stops early. Others end now: a traceback would hold them.
-                is_reused = self.persistent_workers and (isinstance(error, GeneratorExit) or turn != self._turn)
+                is_reused = self.persistent_workers and (isinstance(error, GeneratorExit) or self._turns.is_over(turn))
                 if not is_reused:
                     self._end_workers(items)
                 items = None

@@ -230,6 +230,58 @@ def next_of(items: Any) -> Any:
         raise
 
 
+class Turns:
+    """Which iteration of a loader has its worker processes: the last one, if they persist; else each has its own.
+
+    Args:
+        is_one: whether the processes persist.
+    """
+
+    def __init__(self, *, is_one: bool) -> None:
+        self._is_one = is_one
+        self._last = 0
+        self._lock = (os.getpid(), threading.RLock())
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other thread asks the processes, or lets them begin: of what torch waits for, it would take a part.
+
+        That one would wait for ever.
+        """
+        pid = os.getpid()
+        if self._lock[0] != pid:
+            # It may be held by a thread of the parent.
+            self._lock = (pid, threading.RLock())
+        with self._lock[1] if self._is_one else contextlib.nullcontext():
+            yield
+
+    def begin(self) -> int:
+        """The number of an iteration that begins."""
+        self._last += 1
+        return self._last
+
+    def is_over(self, turn: int) -> bool:
+        """Whether another iteration has the processes by now."""
+        return self._is_one and turn != self._last
+
+    def next_of(self, items: Any, turn: int) -> Any:
+        """`next_of` in an iteration's turn.
+
+        Raises:
+            ConverterError: another iteration has the processes by now.
+        """
+        with self.alone():
+            if not self.is_over(turn):
+                return next_of(items)
+        raise ConverterError(
+            "Another iteration of this loader has taken its persistent workers. Make one loader for each iteration, or "
+            "pass persistent_workers=False."
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_is_one": self._is_one, "_last": 0, "_lock": (0, None)}
+
+
 def _check_workers(iterator: Any, error: Exception) -> None:
     """Raise what torch says of a worker process that has ended, if that is why its batch could not be fetched.
 
