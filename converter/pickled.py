@@ -7,7 +7,7 @@ from typing import Any
 
 from converter.errors import CacheError
 
-FORMAT = 4
+FORMAT = 5
 """Counts up whenever a class of which a pickled converter consists gets, loses or renames a field."""
 
 

@@ -174,6 +174,10 @@ class Field:
     unit: str = field(default="", repr=False)
     """What whole numbers count, if they are a time of day or an interval: `"µs"` or `"months"`; else empty."""
 
+    has_no_zone: bool = field(default=False, repr=False, compare=False)
+    """Whether times were TIMESTAMP_NTZ in Spark, so that they are that again in `to_spark`. Of entries that were
+    written before this was noted, no column says so."""
+
     decoder: str = field(default="", repr=False)
     """The name of the decoder that makes it from the bytes in the files; empty if nothing is decoded."""
 
@@ -241,7 +245,7 @@ class Field:
         """This field as plain JSON values."""
         shape = None if self.shape is None else list(self.shape)
         document = {"name": self.name, "dtype": self.dtype, "shape": shape, "has_nulls": self.has_nulls}
-        document |= {name: True for name in ("has_null_elements", "is_jagged") if getattr(self, name)}
+        document |= {name: True for name in ("has_null_elements", "is_jagged", "has_no_zone") if getattr(self, name)}
         document |= {"unit": self.unit} if self.unit else {}
         return document | ({"ragged_ndim": self.ragged_ndim} if self.shape is None else {})
 
@@ -264,6 +268,7 @@ class Field:
             has_null_elements=checked(value.get("has_null_elements", False), bool),
             is_jagged=checked(value.get("is_jagged", False), bool),
             unit=checked(value.get("unit", ""), str),
+            has_no_zone=checked(value.get("has_no_zone", False), bool),
         )
         row_bytes = 0 if field.is_object else math.prod(field.shape or ()) * field.stored_dtype.itemsize
         if row_bytes > _MAX_ROW_BYTES:

@@ -172,7 +172,7 @@ def _spark_type(manifest: Manifest, field: Field) -> pa.DataType:
     categories = manifest.categories.get(field.name)
     dtype = field.dtype if categories is None else categories.kind
     objects = {"str": pa.string(), "bytes": pa.binary(), "datetime64[D]": pa.date32()}
-    objects["datetime64[us]"] = pa.timestamp("us", "UTC")
+    objects["datetime64[us]"] = pa.timestamp("us", None if field.has_no_zone else "UTC")
     kind = objects.get(dtype) or _plain(pa.from_numpy_dtype(np.dtype(dtype)), field.name)
     for _ in range(field.ndim):
         kind = pa.list_(kind)

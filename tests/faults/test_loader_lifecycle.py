@@ -386,6 +386,44 @@ def test_an_interrupt_in_the_midst_of_a_fork_is_not_lost(cache_dir: Path, persis
     assert found == {"found": "interrupt", "left": 0, "rows": NUM_ROWS, "handler": True}
 
 
+def wait_a_little(batch: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.01)
+    return batch
+
+
+def iterate_in_two_threads(cache_dir: str) -> list[str]:
+    """How the two ended in each of some tries; the second begins while the first waits for a batch."""
+    found = []
+    options: dict[str, Any] = {"persistent_workers": True, "num_workers": 2, "num_epochs": None, "batch_size": 5}
+    with write(cache_dir) as converter:
+        for number in range(6):
+            ends = ["waits", "waits"]
+            loader = converter.make_torch_dataloader(columns=["id"], transform=wait_a_little, **options)
+
+            def read(place: int, loader: Any = loader, ends: list[str] = ends) -> None:
+                try:
+                    ends[place] = str(len(ids_of(itertools.islice(loader, 100))))
+                except ConverterError as error:
+                    ends[place] = str(error)
+
+            threads = [threading.Thread(target=read, args=(place,), daemon=True) for place in range(2)]
+            for thread in threads:
+                thread.start()
+                time.sleep(0.1 + 0.05 * number)
+            for thread in threads:
+                thread.join(10)
+            found += ends
+            if "waits" in ends:
+                break
+            loader.close()
+    return found
+
+
+def test_threads_that_iterate_one_loader_with_persistent_workers_do_not_wait_for_each_other(cache_dir: Path) -> None:
+    found = run_python(iterate_in_two_threads, str(cache_dir))
+    assert [end for end in found if end != "500" and "has taken its persistent workers" not in end] == []
+
+
 def signal_a_fork(cache_dir: str) -> int:
     """How often asyncio calls the handler of one signal, which comes while workers are forked."""
     called: list[int] = []

@@ -26,6 +26,7 @@ from converter import (
     mix,
     pickled,
 )
+from converter.sources.spark.confs import changed_confs
 from tests.rows import known_rows
 
 NUM_ROWS = 997
@@ -94,6 +95,34 @@ def test_a_cache_gives_the_rows_that_were_written(
         assert frame.columns == ["id", "n"]
         assert {row["id"]: row["n"] for row in frame.collect()} == numbers_of(part)
         assert frame.count() == 200
+
+
+@pytest.mark.parametrize("writer", ["executors", "spark"])
+def test_times_with_and_without_a_zone_are_joined(spark: SparkSession, cache_dir: Path, writer: str) -> None:
+    """As another type a time would be equal to the time of another row, in any zone but UTC."""
+    hours = F.timestamp_seconds(F.lit(1_700_000_000) + F.col("id") * 3600)
+    df = spark.range(48).select("id", hours.alias("point"), hours.cast("timestamp_ntz").alias("local"))
+    df = df.withColumn("list", F.array("local"))
+    with (
+        changed_confs(spark, {"spark.sql.session.timeZone": "Europe/Berlin"}),
+        make_spark_converter(df, cache_dir=cache_dir, writer=writer) as converter,
+    ):
+        again = converter.to_spark(spark)
+        assert again.dtypes == df.dtypes
+        for name in ("point", "local"):
+            found = again.alias("a").join(df.alias("b"), F.col(f"a.{name}") == F.col(f"b.{name}"))
+            assert [found.count(), found.where("a.id = b.id").count()] == [48, 48]
+
+
+def test_times_of_int96_are_points_in_time(spark: SparkSession, cache_dir: Path) -> None:
+    hours = spark.range(48).select("id", F.timestamp_seconds(F.lit(1_700_000_000) + F.col("id") * 3600).alias("time"))
+    with changed_confs(spark, {"spark.sql.session.timeZone": "Europe/Berlin"}):
+        for kind in ("INT96", "TIMESTAMP_MICROS"):
+            with changed_confs(spark, {"spark.sql.parquet.outputTimestampType": kind}):
+                hours.write.mode("append").parquet(str(cache_dir / "both"))
+        again = make_parquet_converter(cache_dir / "both").to_spark(spark)
+        assert again.dtypes == hours.dtypes
+        assert sorted(again.collect()) == sorted(2 * hours.collect())
 
 
 def test_predictions_are_joined_to_the_columns(spark: SparkSession, cache_dir: Path) -> None:

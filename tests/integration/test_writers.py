@@ -514,6 +514,16 @@ def test_confs_of_the_session_change_neither_names_nor_files(spark: SparkSession
     assert read["aa${aa}"].tolist() == [7, 7, 7]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_nulls_and_booleans_count_as_they_are_in_memory(spark: SparkSession, cache_dir: Path, way: str) -> None:
+    nothing = F.when(F.col("id") < 0, 1.0).alias("x")
+    df = spark.range(0, 100_000, 1, 1).select("id", nothing, (F.col("id") < 0).alias("y"), F.lit("a").alias("text"))
+    with convert(df, way, cache_dir) as converter:
+        # An executor's table has bits.
+        assert int(converter._manifest.row_group_bytes.sum()) > 100_000 * (8 + 4 + 4)
+        assert converter.plan(shuffle=True, nulls="mask").window_rows > 10_000
+
+
 def test_other_threads_queries_keep_their_variables(spark: SparkSession, cache_dir: Path) -> None:
     def last(value):  # type: ignore[no-untyped-def]  # (Spark looks at the types)
         while not (cache_dir / "go").exists():

@@ -29,7 +29,7 @@ from converter import (
 from converter.cache import leases
 from converter.lineage import recipe
 
-_SHAPES = {2: "60c2ea102f", 3: "9b07d62047", 4: "a02fe18ff5"}
+_SHAPES = {2: "60c2ea102f", 3: "9b07d62047", 4: "a02fe18ff5", 5: "4f43fd4061"}
 """What the classes of a pickled converter look like, by format."""
 
 

@@ -172,6 +172,7 @@ def manifest_from(
             has_null_elements=any(report.get("null_elements", {}).get(column.name, 0) for report in files),
             is_jagged=column.kind == "lists" and column.ndim > 1,
             unit=column.unit,
+            has_no_zone=column.element == "timestamp_ntz",
         )
         shortest, longest = lengths.get(column.name, (None, None))
         spans = [report["spans"][column.name] for report in files if column.name in report["spans"]]

@@ -270,6 +270,7 @@ def batch_schema_of(columns: Sequence[SparkColumn]) -> Schema:
                 shape=None if column.kind == "lists" else column.shape or (1,) * column.ndim,
                 ragged_ndim=max(1, column.ndim),
                 unit=column.unit,
+                has_no_zone=column.element == "timestamp_ntz",
                 categories=None if column.categories is None else (),
             )
             for column in columns

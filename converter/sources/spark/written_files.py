@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from converter.categories import sorted_values
 from converter.errors import CacheError
 from converter.parsed_footer import ParsedFooter, parse_end
+from converter.places import leaf_types, value_bytes_of
 from converter.portable.categories import values_in
 from converter.portable.footers import add_span, column_of, end_of
 from converter.sources.spark.reports import in_order
@@ -47,7 +48,7 @@ def reports_of_files(directory: Storage, observed: Mapping[str, Any]) -> list[tu
             "bytes": info.num_bytes,
             "footer_crc32": crc,
             "rows": list(footer.row_group_rows),
-            "row_group_bytes": list(footer.row_group_bytes),
+            "row_group_bytes": sums.pop("row_group_bytes", []),
             "digests": [],
             "nulls": {},
             "shapes": {},
@@ -149,10 +150,14 @@ def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]
     spans: dict[str, list[float]] = {}
     column_bytes: dict[str, int] = {}
     schema = parquet.schema_arrow
-    for leaf in range(len(footer.leaf_types)):
+    in_memory = np.zeros(len(footer.row_group_rows), np.int64)
+    kinds = [kind for part in schema for kind in leaf_types(part.type)]
+    for leaf, leaf_type in enumerate(kinds):
         column = parquet.schema.column(leaf)
         name = column_of(column)
-        column_bytes[name] = sum(raw_bytes for _, raw_bytes, _ in footer.counts(leaf))
+        sizes, _ = footer.decoded_bytes(leaf, value_bytes_of(leaf_type))
+        in_memory += np.array(sizes, np.int64) + footer.list_bytes(leaf, column.max_repetition_level)
+        column_bytes[name] = sum(sizes)
         index = schema.get_field_index(name)
         if column.max_repetition_level or index < 0 or column.physical_type in ("BYTE_ARRAY", "INT96"):
             continue
@@ -163,4 +168,4 @@ def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]
                 # Dates and times as stored integers: Python's end with the year 9999.
                 values = [bound.value if pa.types.is_temporal(kind) else bound.as_py() for bound in bounds]
                 add_span(spans, name, *map(float, values))
-    return {"spans": spans, "column_bytes": column_bytes}
+    return {"spans": spans, "column_bytes": column_bytes, "row_group_bytes": in_memory.tolist()}

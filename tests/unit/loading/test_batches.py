@@ -73,6 +73,12 @@ def unchanged(batch: Batch) -> Batch:
     return batch
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_may_have_room_for_more_rows_than_there_will_ever_be(converter: DatasetConverter, way: str) -> None:
+    with make(converter, way, None, batch_size=2**63) as loader:
+        assert [len(batch["id"]) for batch in loader] == [NUM_ROWS]
+
+
 # What it gets
 
 

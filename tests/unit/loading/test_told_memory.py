@@ -211,6 +211,17 @@ def test_a_default_window_is_as_large_as_it_says(tmp_path: Path, kind: str) -> N
     assert whole.peak_memory_bytes > 2 * rows.nbytes
 
 
+def test_a_stack_counts_in_its_own_dtype_beside_texts_too(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {f"x{number}": np.zeros(20_000, np.int8) for number in range(50)}
+    pq.write_table(
+        pa.table({**columns, "y": np.zeros(20_000, np.float32), "text": ["a"] * 20_000}), tmp_path / "a.parquet"
+    )
+    options: dict[str, Any] = {"stack": {"z": [*columns, "y"]}, "shuffle": True, "shuffle_window_rows": 20_000}
+    converter = make_parquet_converter(tmp_path)
+    alone = converter.plan(columns=[*columns, "y"], **options).peak_memory_bytes
+    assert converter.plan(**options).peak_memory_bytes > alone
+
+
 def copied_to_memory(folder: Path) -> str:
     url = f"memory://{uuid.uuid4().hex}"
     for path in folder.iterdir():
