@@ -93,6 +93,17 @@ def test_positions_are_places_in_each_source(
         assert mixing.places(epoch, position) == before.tolist()
 
 
+@pytest.mark.parametrize("epoch", [2**53 + 1, 2**62 - 1])
+def test_in_a_far_epoch_each_source_is_where_it_would_be(tmp_path: Path, epoch: int) -> None:
+    """64 bits do not hold how many rows came before."""
+    pq.write_table(pa.table({"id": range(1003)}), tmp_path / "a.parquet", row_group_size=100)
+    whole = make_parquet_converter(tmp_path)
+    both = mix({"a": whole.where([("id", "<", 700)]), "b": whole.where([("id", ">=", 700)])})
+    with both.make_batch_reader(batch_size=50, shuffle=True, columns=["id"]) as reader:
+        reader.set_epoch(epoch)
+        assert sorted(np.concatenate([batch["id"] for batch in reader])) == list(range(1003))
+
+
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=4), st.integers(0, 2), st.data())
 @examples(40)
 def test_the_order_of_any_spans_is_that_of_their_blocks(weights: list[float], epoch: int, data: st.DataObject) -> None:
