@@ -243,11 +243,13 @@ class ParsedFooter:
             fields = read_struct(raw.group(), 0)[0] if isinstance(raw, re.Match) else raw
             sizes: Any = _of_struct(_of_struct(fields, 3), 16)
             levels = sizes.get(2)
-            if isinstance(levels, list) and len(levels) == depth + 1 and all(map(_is_integer, levels)):
+            num_values = self.chunk(row_group, leaf).num_values
+            is_told = isinstance(levels, list) and len(levels) == depth + 1 and all(map(_is_integer, levels))
+            if is_told and min(levels) >= 0 and levels[0] == num_lists and sum(levels) == num_values:
                 # A value begins a list in all that are deeper than its level.
                 num_lists += sum(sum(levels[:level]) for level in range(2, depth + 1))
             else:
-                num_lists += (depth - 1) * self.chunk(row_group, leaf).num_values
+                num_lists += (depth - 1) * num_values
         return num_lists
 
     def has_deltas(self, row_group: int, leaf: int) -> bool:

@@ -280,3 +280,17 @@ def test_days_and_times_beyond_pythons_are_bounds_as_well() -> None:
     assert [one.value for one in footer.bounds(0, 0, days.type) or ()] == [4_000_000] * 2
     assert [one.value for one in footer.bounds(0, 1, times.type) or ()] == [2**62] * 2
     assert dt.date.max.toordinal() - 719_163 < 4_000_000
+
+
+@pytest.mark.parametrize("levels", [[], [2**62] * 3, [4, -4, 10], [4, 2, 3], [4, 2**70, 0], ["4", "2", "4"]])
+def test_numbers_of_lists_that_cannot_be_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels: list[Any]
+) -> None:
+    pq.write_table(pa.table({"x": [[[1], [2, 3]], [[]], [[4, 5, 6, 7]], [[8], [9]]]}), tmp_path / "a.parquet")
+    monkeypatch.setattr(parsed_footer, "chunk_pattern", lambda: re.compile(b"(?!)"))
+    footer = parse_end(end_of((tmp_path / "a.parquet").read_bytes()))
+    chunk: Any = footer._groups[0][0]
+    assert chunk[3][16][2] == [4, 2, 4]
+    assert footer.list_bytes(0, 2) == [4 * (4 + 6)]
+    chunk[3][16][2] = levels
+    assert footer.list_bytes(0, 2) == [4 * (4 + 10)]

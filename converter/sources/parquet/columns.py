@@ -23,7 +23,7 @@ import pyarrow as pa
 from converter.errors import SourceError
 from converter.places import Level, SourceColumn, innermost, is_list, members_of
 from converter.portable.tensors import DTYPE_METADATA, NDIM_METADATA, SHAPE_METADATA
-from converter.sources.parquet.footers import SPARK_TYPE, Footer
+from converter.sources.parquet.footers import INT96, SPARK_TYPE, Footer
 
 MAX_DIGITS = 38
 """Of decimals, in Spark and in Arrow's 128 bits."""
@@ -78,6 +78,9 @@ class Column:
     is_in_lists: bool = False
     """Whether it is a member of structs in lists, or of a map."""
 
+    is_int96: bool = False
+    """Whether all files hold times as INT96: points in time, unless other files say that these have no zone."""
+
     disagreement: SourceError | None = None
     """The error if the column is wanted, because no type is wide enough for all files."""
 
@@ -116,6 +119,8 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
                 disagree(before, kind.first, name, here, there)
                 continue
             wider = _wider(before.source.arrow_type, added.source.arrow_type)
+            if wider is None and (added.is_int96 or before.is_int96):
+                wider = _wider(_without_zone(before.source.arrow_type), _without_zone(added.source.arrow_type))
             here, there = (str(column.type_name or column.source.arrow_type) for column in (added, before))
             if added.type_name != before.type_name:
                 wider = None
@@ -127,6 +132,7 @@ def merge_columns(url: str, files: Sequence[Footer]) -> dict[str, Column]:
                 continue
             before.source = SourceColumn(arrow_type=wider, path=path)
             before.is_in_lists |= added.is_in_lists
+            before.is_int96 &= added.is_int96
             before.list_size = before.list_size if before.list_size == added.list_size else None
     for kind in kinds:
         # A column may be a struct in some files and none in others.
@@ -162,7 +168,20 @@ def _column_of(name: str, path: tuple[str, ...], part: pa.Field) -> Column:
         list_size=part.type.list_size if pa.types.is_fixed_size_list(part.type) else None,
         type_name=type_name,
         unit=unit,
+        is_int96=_is_int96(part),
     )
+
+
+def _is_int96(part: pa.Field) -> bool:
+    while is_list(part.type):
+        part = part.type.value_field
+    return INT96 in (part.metadata or {})
+
+
+def _without_zone(kind: pa.DataType) -> pa.DataType:
+    if is_list(kind):
+        return pa.list_(_without_zone(kind.value_type))
+    return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
 
 
 def _packed(column: Column) -> str | None:

@@ -34,6 +34,9 @@ from converter.storage.at_once import LinkedEvent, at_once
 from converter.storage.directory import Storage
 
 _FOOTER_THREADS = 8
+INT96 = b"converter.int96"
+"""Marks times of which a file does not say whether they have a zone."""
+
 _SPARK_SCHEMA, SPARK_TYPE = b"org.apache.spark.sql.parquet.row.metadata", b"converter.spark_type"
 _UNEVEN = (0, 0)
 _REMEDY = "Restore the file from a copy, or name the other files instead."
@@ -203,7 +206,7 @@ def _with_text(schema: pa.Schema, columns: Sequence[pq.ColumnSchema]) -> Iterato
         _ = getattr(kind, "tz", None), getattr(kind, "extension_name", None)
         first, *_ = [next(leaves, None) for _ in range(count_leaves(part.type))]
         if first is not None and first.physical_type == "INT96" and pa.types.is_timestamp(kind):
-            return part.with_type(pa.timestamp(kind.unit, "UTC"))
+            return part.with_type(pa.timestamp(kind.unit, "UTC")).with_metadata({**(part.metadata or {}), INT96: b""})
         is_enum = first is not None and first.logical_type.type == "ENUM" and is_bytes_type(part.type)
         return part.with_type(pa.string()) if is_enum else part
 

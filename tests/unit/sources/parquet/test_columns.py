@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,18 @@ def test_columns_behind_one_of_a_registered_type_are_theirs(tmp_path: Path) -> N
             assert lists(read(converter.where([("w", ">", 75)]))) == {"z": [8], "w": [80]}
     finally:
         pa.unregister_extension_type("tests.pair")
+
+
+def test_times_of_int96_have_no_zone_where_other_files_say_so(tmp_path: Path) -> None:
+    """A program that wrote INT96 once, and microseconds later."""
+    times = np.array(["2026-01-01T12:00:00"] * 3, "M8[us]")
+    for kinds in itertools.permutations(["int96", "micros"]):
+        for number, kind in enumerate(kinds):
+            for name, values in {"x": pa.array(times), "lists": pa.array([list(times)] * 3)}.items():
+                folder = tmp_path / name
+                folder.mkdir(exist_ok=True)
+                path = folder / f"{number}.parquet"
+                pq.write_table(pa.table({"x": values}), path, use_deprecated_int96_timestamps=kind == "int96")
+        for name in ("x", "lists"):
+            with make_parquet_converter(tmp_path / name).make_batch_reader(batch_size=6) as reader:
+                assert np.array_equal(next(iter(reader))["x"].ravel(), np.resize(times, 6 if name == "x" else 18))
