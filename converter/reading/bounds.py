@@ -150,6 +150,7 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
         # The columns as Arrow decodes them (a float32 may be a double in the file), and one row group's pages.
         in_work = max(window_bytes, min(file_bytes, 2 * window_bytes))
         in_work += min(int(source.manifest.row_group_bytes.max()), 2 * window_bytes)
+        in_work += _bytes_before_narrowing(source)
     if source.shuffle is not None:
         in_work += window_rows * _INDEX_BYTES
     peak = _BASE_BYTES + in_flight * window_bytes + workers_count * in_work
@@ -173,6 +174,30 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
     if source.decoders and source.sequences is None:
         peak += decoded_bytes_ahead(source)
     return peak
+
+
+def _bytes_before_narrowing(source: BatchSource) -> int:
+    """What a row group's columns take while Arrow decodes them, beside what they are then.
+
+    Each number of a list has 32 bits at least, and two levels of 16; growing them takes a quarter more. Texts of categories are decoded where they are
+    stored as differences, of which Arrow makes no dictionary.
+    """
+    manifest = source.manifest
+    if manifest.source_columns is None:
+        return 0
+    numbers = sum(
+        math.prod(field.shape)
+        for field in source.stored_fields
+        if field.shape and not field.is_object and field.stored_dtype.itemsize < 4
+    )
+    num_bytes = 10 * int(manifest.row_group_rows.max()) * numbers
+    has_texts = any(
+        field.name in manifest.categories and manifest.categories[field.name].kind == "str"
+        for field in source.stored_fields
+    )
+    if has_texts and manifest.formats is not None and any("DELTA_" in name for name in manifest.formats.encodings):
+        num_bytes += 3 * int(manifest.row_group_bytes.max())
+    return num_bytes
 
 
 def _transformed_bytes(source: BatchSource, batch_bytes: int) -> int:

@@ -222,6 +222,22 @@ def test_a_stack_counts_in_its_own_dtype_beside_texts_too(tmp_path: Path) -> Non
     assert converter.plan(**options).peak_memory_bytes > alone
 
 
+def test_what_is_wider_while_it_is_decoded_counts(tmp_path: Path) -> None:
+    """Pixels are 32 bits, and texts of categories are texts where Arrow makes no dictionary of them."""
+    rows = 5_000
+    pixels = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * 784, np.uint8)), 784)
+    pq.write_table(pa.table({"x": pixels}), tmp_path / "pixels.parquet")
+    plan = make_parquet_converter(tmp_path / "pixels.parquet").plan(batch_size=10, workers_count=2)
+    assert plan.peak_memory_bytes > 2 * rows * 784 * 8
+    told = []
+    for encoding in ("PLAIN", "DELTA_LENGTH_BYTE_ARRAY"):
+        options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"x": encoding}}
+        pq.write_table(pa.table({"x": WORDS}), tmp_path / "texts.parquet", **options)
+        plan = make_parquet_converter(tmp_path / "texts.parquet", categories=["x"]).plan(batch_size=10, workers_count=2)
+        told.append(plan.peak_memory_bytes)
+    assert told[1] - told[0] > 2 * sum(map(len, WORDS))
+
+
 def copied_to_memory(folder: Path) -> str:
     url = f"memory://{uuid.uuid4().hex}"
     for path in folder.iterdir():
