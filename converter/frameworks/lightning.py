@@ -72,8 +72,11 @@ def count_on(trainer: Any) -> None:
         epochs.reset_restart_stage()
     # The longest one decides when an epoch ends, as in Lightning's default for several loaders.
     longest = max(loaders, key=len)
-    _end_those_that_had_ended(epochs, loaders, longest)
     progress = loop.batch_progress
+    if progress.is_last_batch:
+        _begin_epoch(epochs.epoch_progress.current.processed, loaders)
+    else:
+        _end_those_that_had_ended(epochs, loaders, longest)
     # After an epoch's last batch its rest of rows, dropped because it could not be shared out, may suffice for others.
     done = len(longest) if progress.is_last_batch else len(longest) - longest.remaining
     current = progress.current
@@ -82,6 +85,14 @@ def count_on(trainer: Any) -> None:
     unfinished = current.processed - current.completed
     current.ready = current.started = current.processed = done
     current.completed = done - unfinished
+
+
+def _begin_epoch(epoch: int, loaders: Sequence[Any]) -> None:
+    """Let the loaders begin with an epoch's first rows: in a cycle a shorter one is further on when an epoch ends."""
+    for loader in loaders:
+        # By way of another epoch, for in its own one a loader goes on where its state was taken.
+        loader.set_epoch(epoch + 1)
+        loader.set_epoch(epoch)
 
 
 def _end_those_that_had_ended(fit_loop: Any, loaders: Sequence[Any], longest: Any) -> None:

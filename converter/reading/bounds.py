@@ -179,8 +179,8 @@ def memory_bound(source: BatchSource, plan: EpochPlan) -> int:
 def _bytes_before_narrowing(source: BatchSource) -> int:
     """What a row group's columns take while Arrow decodes them, beside what they are then.
 
-    Each number of a list has 32 bits at least, and two levels of 16; growing them takes a quarter more. Texts of categories are decoded where they are
-    stored as differences, of which Arrow makes no dictionary.
+    Each number of a list has 32 bits at least, and two levels of 16; growing them takes a quarter more. Texts of
+    categories are decoded where they are stored as differences, of which Arrow makes no dictionary.
     """
     manifest = source.manifest
     if manifest.source_columns is None:

@@ -375,7 +375,7 @@ def test_lightning_refuses_a_loader_that_counts_epochs_too(
         make_trainer(tmp_path, max_steps=5).fit(Model(), loader)
 
 
-@pytest.mark.parametrize("step", [8, 10, 14, 19, 27])
+@pytest.mark.parametrize("step", [8, 10, 14, 19, 20, 27])
 @pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])
 def test_two_loaders_at_once_go_on_each_with_its_next_row(
     converter: DatasetConverter, tmp_path: Path, mode: Any, step: int
@@ -401,6 +401,11 @@ def test_two_loaders_at_once_go_on_each_with_its_next_row(
     fit(whole, SaveAt(step, path))
     fit(after, ckpt_path=path)
     assert after.seen == whole.seen[step:]
+    if step == 20:
+        fit(Pair(), SaveAtEnd(step, path))
+        at_end = Pair()
+        fit(at_end, ckpt_path=path)
+        assert at_end.seen == whole.seen[step:]
 
 
 def test_a_second_fit_without_a_checkpoint_counts_from_the_start(converter: DatasetConverter, tmp_path: Path) -> None:
