@@ -2453,9 +2453,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_frameworks.py",),
     ),
     Mutation(
-        module="frameworks/torch/loader.py",
+        module="loading/epochs.py",
         claim="each later epoch of a short loader begins where it was resumed",
-        old="anew=epochs.has_begun",
+        old="anew=self._is_followed",
         new="anew=False",
         tests=("tests/integration/test_frameworks.py",),
     ),

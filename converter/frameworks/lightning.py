@@ -9,6 +9,7 @@ and users have nothing to do. It changes no training but one that was resumed an
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,13 +71,16 @@ def count_on(trainer: Any) -> None:
     # an epoch's end: the next resume would not give the loader its state, and rows would be read again.
     if epochs.restarted_mid_epoch and epochs.epoch_progress.current.processed == epochs.epoch_progress.current.ready:
         epochs.reset_restart_stage()
+    epoch, progress = epochs.epoch_progress.current.processed, loop.batch_progress
+    if progress.is_last_batch:
+        _begin_epoch(epoch, loaders)
+    else:
+        _end_those_that_had_ended(epochs, loaders, epoch)
     # The longest one decides when an epoch ends, as in Lightning's default for several loaders.
     longest = max(loaders, key=len)
-    progress = loop.batch_progress
-    if progress.is_last_batch:
-        _begin_epoch(epochs.epoch_progress.current.processed, loaders)
-    else:
-        _end_those_that_had_ended(epochs, loaders, longest)
+    others = (one for one in _flat(trainer.train_dataloader) if not isinstance(one, ours.TorchDataLoader))
+    if any(_len(one) > len(longest) for one in others):
+        return
     # After an epoch's last batch its rest of rows, dropped because it could not be shared out, may suffice for others.
     done = len(longest) if progress.is_last_batch else len(longest) - longest.remaining
     current = progress.current
@@ -95,7 +99,7 @@ def _begin_epoch(epoch: int, loaders: Sequence[Any]) -> None:
         loader.set_epoch(epoch)
 
 
-def _end_those_that_had_ended(fit_loop: Any, loaders: Sequence[Any], longest: Any) -> None:
+def _end_those_that_had_ended(fit_loop: Any, loaders: Sequence[Any], epoch: int) -> None:
     """In the mode in which a shorter loader gives None once it has ended, let it give None until the epoch ends.
 
     Its state is that of the next epoch by then. Lightning has made the iterators, and keeps nowhere which had ended.
@@ -106,10 +110,17 @@ def _end_those_that_had_ended(fit_loop: Any, loaders: Sequence[Any], longest: An
     combined = fit_loop._combined_loader  # noqa: SLF001
     if combined._mode != "max_size":  # noqa: SLF001
         return
-    epoch = longest.state_dict()["epoch"]
     for index, loader in enumerate(combined.flattened):
         if any(loader is one for one in loaders) and loader.state_dict()["epoch"] > epoch:
             combined._iterator.iterators[index] = iter(())  # noqa: SLF001
+
+
+def _len(loader: Any) -> float:
+    """The batches of a loader of any kind."""
+    try:
+        return len(loader)
+    except TypeError:
+        return math.inf
 
 
 def _flat(loaders: Any) -> list[Any]:

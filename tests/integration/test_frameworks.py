@@ -948,6 +948,18 @@ def test_a_loop_that_sets_the_epoch_at_the_sampler_sets_it(converter: DatasetCon
             assert ids_of(loader) == expected[epoch]
 
 
+def test_a_look_at_a_batch_leaves_a_loaded_place_where_it_is(converter: DatasetConverter) -> None:
+    expected = epochs_of(converter, 4)
+    with converter.make_torch_dataloader(**SHUFFLED) as loader, converter.make_torch_dataloader(**SHUFFLED) as other:
+        loader.sampler.set_epoch(2)
+        head = ids_of(itertools.islice(loader, 6))
+        other.load_state_dict(loader.state_dict())
+        next(iter(other))
+        for epoch in (2, 3):
+            other.sampler.set_epoch(epoch)
+            assert (head if epoch == 2 else []) + ids_of(other) == expected[epoch]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", ["make_torch_dataloader", "make_batch_reader"])
 def test_an_epoch_that_is_set_before_the_first_batch_is_that_of_the_batches_and_of_the_state(

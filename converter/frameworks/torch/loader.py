@@ -366,14 +366,8 @@ class _EpochSampler(Sampler[None]):
             yield None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the loader's next iteration begin with this epoch, unless a state was loaded that is further on.
-
-        Of several loaders at once a short one is in a later epoch than the training, which begins it again and again.
-        Once the rest of that epoch is being read, an epoch that is named begins with its first row.
-        """
-        epochs = self._epochs
-        if not epochs.is_resumed or epochs.has_begun or epoch > epochs.next.epoch:
-            epochs.set_next(epoch, anew=epochs.has_begun)
+        """Let the loader's next iteration begin with this epoch; see `Epochs.follow`."""
+        self._epochs.follow(epoch)
 
 
 _Part = tuple[Batch, int]

@@ -29,7 +29,7 @@ _BUFFER_BYTES = 2 << 20
 """What is fetched of a column at once: a dictionary and the first codes, in most files."""
 
 _ROWS = 1 << 16
-_BATCHES = 64
+_FEW_ROWS = 16
 _THREADS = 8
 
 
@@ -136,22 +136,14 @@ class _Watched(io.RawIOBase):
 
 def _mean_length(file: pq.ParquetFile, watched: _Watched, text: UnknownTexts) -> int | None:
     """The mean length of a leaf column's first texts, rounded up; None if there are only nulls, or damaged pages."""
-    num_rows = num_texts = num_bytes = plain_bytes = 0
-    # Without a dictionary, texts with a common beginning are longer than the footer says.
-    batch_rows = max(1, text.num_rows // _BATCHES if text.has_deltas else text.num_rows)
     try:
-        for batch in file.iter_batches(batch_rows, row_groups=[text.row_group], columns=[text.path], use_threads=False):
-            values = _texts_in(batch.column(0))
-            if pa.types.is_dictionary(values.type):
-                indices = np.asarray(values.indices.drop_null())
-                lengths = np.asarray(pc.binary_length(values.dictionary))[indices]
-            else:
-                lengths = np.asarray(pc.binary_length(values.drop_null()))
-                plain_bytes += int(lengths.sum())
-            num_rows, num_texts, num_bytes = num_rows + len(batch), num_texts + len(lengths), num_bytes + lengths.sum()
-            if num_rows >= text.num_rows or plain_bytes >= _MOST_BYTES:
-                break
-    except pa.ArrowException:
+        # Of texts with common beginnings the footer does not say how long they may be.
+        num_rows = min(text.num_rows, _FEW_ROWS) if text.has_deltas else text.num_rows
+        num_texts, num_bytes = _sum_of_first(file, text, num_rows)
+        if text.has_deltas:
+            num_rows = min(text.num_rows, num_rows * _MOST_BYTES // max(1, num_bytes))
+            num_texts, num_bytes = _sum_of_first(file, text, max(1, num_rows))
+    except (pa.ArrowException, StopIteration):
         return None
     except OSError:
         if watched.has_failed:
@@ -159,6 +151,17 @@ def _mean_length(file: pq.ParquetFile, watched: _Watched, text: UnknownTexts) ->
         # Damage: who reads the column gets the error.
         return None
     return math.ceil(num_bytes / num_texts) if num_texts else None
+
+
+def _sum_of_first(file: pq.ParquetFile, text: UnknownTexts, num_rows: int) -> tuple[int, int]:
+    """How many texts the first rows have, and their bytes."""
+    batches = file.iter_batches(num_rows, row_groups=[text.row_group], columns=[text.path], use_threads=False)
+    values = _texts_in(next(batches).column(0))
+    if pa.types.is_dictionary(values.type):
+        lengths = np.asarray(pc.binary_length(values.dictionary))[np.asarray(values.indices.drop_null())]
+    else:
+        lengths = np.asarray(pc.binary_length(values.drop_null()))
+    return len(lengths), int(lengths.sum())
 
 
 def _texts_in(values: Any) -> Any:

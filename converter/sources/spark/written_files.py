@@ -156,7 +156,8 @@ def _sum_footer(footer: ParsedFooter, parquet: pq.ParquetFile) -> dict[str, Any]
         column = parquet.schema.column(leaf)
         name = column_of(column)
         sizes, _ = footer.decoded_bytes(leaf, value_bytes_of(leaf_type))
-        in_memory += np.array(sizes, np.int64) + footer.list_bytes(leaf, column.max_repetition_level)
+        in_memory += np.array(sizes, np.int64)
+        in_memory += np.array(footer.list_bytes(leaf, column.max_repetition_level), np.int64)
         column_bytes[name] = sum(sizes)
         index = schema.get_field_index(name)
         if column.max_repetition_level or index < 0 or column.physical_type in ("BYTE_ARRAY", "INT96"):

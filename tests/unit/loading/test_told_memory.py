@@ -174,6 +174,19 @@ def test_texts_with_common_beginnings_count_as_they_are_whatever_arrow_tells(tmp
         assert 0.95 * letters < numbers_of_bytes(url)["x"] < 1.1 * letters
 
 
+def test_few_texts_with_a_long_common_beginning_are_read_at_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may stand for much more than memory holds."""
+    words = ["x" * 40_000 + str(number) for number in range(1_000)]
+    options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"x": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pa.table({"x": words}), tmp_path / "a.parquet", **options)
+    read = mock.Mock(wraps=texts._texts_in)
+    monkeypatch.setattr(texts, "_texts_in", read)
+    assert 0.95 * 40_000_000 < numbers_of_bytes(tmp_path.as_uri())["x"] < 1.05 * 40_000_000
+    assert [len(call.args[0]) for call in read.call_args_list] == [16, pytest.approx(8 * 2**20 / 40_000, abs=2)]
+
+
 @pytest.mark.parametrize("kind", ["VARCHAR", "JSON"])
 @pytest.mark.parametrize("version", ["V1", "V2"])
 def test_texts_of_duckdb_count_as_they_are(tmp_path: Path, version: str, kind: str) -> None:
