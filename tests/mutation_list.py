@@ -2453,9 +2453,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/test_frameworks.py",),
     ),
     Mutation(
-        module="loading/epochs.py",
+        module="frameworks/torch/loader.py",
         claim="each later epoch of a short loader begins where it was resumed",
-        old="anew=self._is_followed",
+        old="anew=epochs.is_named",
         new="anew=False",
         tests=("tests/integration/test_frameworks.py",),
     ),

@@ -59,11 +59,8 @@ class Epochs:
         self.next = _Progress(epoch=0, past=(), epochs_done=0)
         """Where the next iteration begins."""
 
-        self.is_resumed = False
-        """Whether it begins where a state was taken that was loaded."""
-
-        self._is_followed = False
-        """Whether a training has named an epoch since a state was loaded."""
+        self.is_resumed = self.is_named = False
+        """Whether it begins where a state was taken that was loaded, and whether a training named an epoch since."""
 
         self._progress: _Progress | None = None
         """Of the iteration that handed out the last batch; None if the state is that of the next one."""
@@ -204,21 +201,8 @@ class Epochs:
         self._progress, self._set = None, object()
         self.next = self._begin = _Progress(epoch=epoch, past=past, epochs_done=epochs_done)
 
-    def follow(self, epoch: int) -> None:
-        """Let the next iteration begin with the epoch that a training names, unless a loaded state is further on.
-
-        Of several loaders at once a short one is in a later epoch than the training, which begins it again and again.
-        From the second epoch on that is named, each begins with its first row.
-        """
-        if not self.is_resumed or self._is_followed or epoch > self.next.epoch:
-            self.set_next(epoch, anew=self._is_followed)
-        self._is_followed = True
-
     def set_next(self, epoch: int, *, anew: bool = False) -> None:
-        """Let the next iteration begin with `epoch`. If a loaded state is in that epoch, it stays where it is.
-
-        `anew` leaves the place of that state: the epoch begins with its first row.
-        """
+        """Let the next iteration begin with `epoch`: where a loaded state is, if it is in there, unless `anew`."""
         epoch = check_integer("epoch", epoch, least=0)
         if epoch >= MAX_EPOCH:
             raise ValueError(f"epoch must be below 2**62, got {epoch}.")
@@ -275,7 +259,7 @@ class Epochs:
         # A loader with fewer epochs than the saved one still reads the rest of this epoch.
         most = loaded.epochs_done if self.num_epochs is None else self.num_epochs - 1
         self.begin_at(loaded.epoch, min(loaded.epochs_done, most), loaded.past)
-        self.is_resumed, self._is_followed = True, False
+        self.is_resumed, self.is_named = True, False
 
     def check_open(self) -> None:
         """Raise ConverterError if the loader was closed."""
@@ -331,15 +315,8 @@ class Epochs:
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no running iteration.
         kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next}
-        kept |= {"is_resumed": self.is_resumed, "_closed": self._closed}
-        return {
-            **kept,
-            "_begun_in": None,
-            "_progress": None,
-            "_files": None,
-            "_is_checked": False,
-            "_is_followed": False,
-        }
+        kept |= {"is_resumed": self.is_resumed, "is_named": self.is_named, "_closed": self._closed}
+        return {**kept, "_begun_in": None, "_progress": None, "_files": None, "_is_checked": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -366,8 +366,15 @@ class _EpochSampler(Sampler[None]):
             yield None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the loader's next iteration begin with this epoch; see `Epochs.follow`."""
-        self._epochs.follow(epoch)
+        """Let the loader's next iteration begin with this epoch, unless a state was loaded that is further on.
+
+        Of several loaders at once a short one is in a later epoch than the training, which begins it again and again.
+        From the second epoch on that is named, each begins with its first row.
+        """
+        epochs = self._epochs
+        if not epochs.is_resumed or epochs.is_named or epoch > epochs.next.epoch:
+            epochs.set_next(epoch, anew=epochs.is_named)
+        epochs.is_named = True
 
 
 _Part = tuple[Batch, int]
