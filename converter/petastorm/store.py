@@ -355,8 +355,9 @@ def _in_todays_calendar(table: pa.Table, parquet: pq.ParquetFile) -> pa.Table:
         if field_in_file.name in table.column_names:
             at = table.column_names.index(field_in_file.name)
             place = Place(leaf, top, (), field_in_file)
-            column = in_todays_calendar(table.column(at), parquet.metadata, place)
-            table = table if column is table.column(at) else table.set_column(at, field_in_file.name, column)
+            stored = table.column(at)
+            column = in_todays_calendar(stored, parquet.metadata, place)
+            table = table if column is stored else table.set_column(at, field_in_file.name, column)
         leaf += count_leaves(field_in_file.type)
     return table
 

@@ -127,10 +127,18 @@ def _check_whole_numbers(name: Any, values: Sequence[Any], dtype: torch.dtype) -
     kinds = {getattr(value, "dtype", type(value)) for value in values} if dtype.is_floating_point else set()
     if len(kinds) < 2:
         return
-    arrays = [np.asarray(value) for value in values]
-    for kind in {array.dtype for array in arrays if array.dtype.kind in "iu"}:
-        whole = [array.reshape(-1) for array in arrays if array.dtype == kind]
-        check_exact(name, torch.as_tensor(np.concatenate(whole)), dtype)
+    wholes = [whole.reshape(-1) for value in values if (whole := _whole_numbers(value)) is not None]
+    for kind in {whole.dtype for whole in wholes}:
+        check_exact(name, torch.cat([whole for whole in wholes if whole.dtype == kind]), dtype)
+
+
+def _whole_numbers(value: Any) -> torch.Tensor | None:
+    """A value of a row as a tensor, if it is made of whole numbers."""
+    if isinstance(value, torch.Tensor):
+        is_whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+        return value if is_whole else None
+    array = np.asarray(value)
+    return torch.as_tensor(array) if array.dtype.kind in "iu" else None
 
 
 def _tensor_of(name: Any, column: Any) -> torch.Tensor:

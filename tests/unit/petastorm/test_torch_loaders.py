@@ -730,3 +730,12 @@ def test_batched_loaders_name_whole_numbers_that_they_would_round(loader: Any, w
         options["rows_capacity"] = 2
     with pytest.raises(ValueError, match=r"Column 'x' has the whole number 9007199254740993"):
         list(loader(RowReader(rows), batch_size=2, **options))
+
+
+def test_numbers_that_numpy_has_not_are_joined_by_torch() -> None:
+    def transform(values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64 if values[0] else torch.bfloat16)
+
+    (batch,) = BatchedDataLoader(RowReader([{"x": 0}, {"x": 2}]), batch_size=2, transform_fn=transform)
+    assert batch["x"].dtype == torch.bfloat16
+    assert batch["x"].tolist() == [0, 2]
