@@ -8,15 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 
-def bound(raw: bytes | None, physical_type: str, kind: pa.DataType) -> pa.Scalar | None:
+def bound(raw: bytes | None, physical: str, kind: pa.DataType) -> pa.Scalar | None:
     """A bound of a column chunk as Arrow's value of type `kind`; None if it is absent, damaged, or of another type.
+
+    `physical` is Parquet's name of the type that it is stored in.
 
     >>> bound(bytes([1, 0, 0, 0]), "INT32", pa.date32())
     <pyarrow.Date32Scalar: datetime.date(1970, 1, 2)>
     """
     if raw is None:
         return None
-    types, physical = pa.types, physical_type
+    types = pa.types
     if types.is_decimal(kind):
         return _decimal(raw, physical, kind)
     is_text = types.is_string(kind) or types.is_large_string(kind)
