@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from converter.cache.host_leases import HostLease, is_shared
 from converter.cache.leases import HURRY_SECONDS, Lease, held_now, put_intent, put_lease, release
 from converter.cache.owners import check_owner
-from converter.cache.removal import abort_uploads, delete_data, delete_uncommitted, is_link, is_ours
+from converter.cache.removal import abort_uploads, delete_data, is_link, is_ours
 from converter.cache.roots import ATTEMPT_PATTERN, MANIFEST, named_errors, naming_errors
 from converter.errors import CacheCorruptError, CacheError
 from converter.manifest import Manifest
@@ -297,7 +297,7 @@ def abandon(root: Storage, attempt: Attempt) -> None:
             return
         data = entry.below(attempt.data_directory)
         for _ in range(_ABANDON_LOOKS):
-            delete_uncommitted(entry, attempt.data_directory)
+            delete_data(entry, attempt.data_directory)
             # A task that is being cancelled may open one more file, and its folder again.
             time.sleep(_ABANDON_SECONDS / _ABANDON_LOOKS)
             if not data.list():

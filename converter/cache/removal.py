@@ -66,16 +66,6 @@ def is_link(directory: Storage, name: str) -> bool:
     return any(info.name == name and info.is_link for info in directory.list())
 
 
-def delete_uncommitted(entry: Storage, directory_name: str) -> SweepReport:
-    """Remove the data of an attempt that never was committed, and what Spark's own writer left unfinished."""
-    data = entry.below(directory_name)
-    for info in [] if is_link(entry, directory_name) else data.list():
-        if info.is_directory and not info.is_link and _STAGING.fullmatch(info.name):
-            # Spark's committer works there; in our own folder, never committed, it is all ours.
-            data.below(info.name).delete_tree()
-    return delete_data(entry, directory_name)
-
-
 def abort_uploads(directory: Storage) -> None:
     """Give up what our writers, or Spark's, have begun to upload to a data folder."""
     for name, number in directory.uploads():
@@ -102,17 +92,21 @@ def _is_our_upload(name: str) -> bool:
 
 
 def delete_data(entry: Storage, directory_name: str) -> SweepReport:
-    """Remove our data files of one attempt, and its folder if that is empty then."""
+    """Remove our data files of one attempt, what Spark's committer left there, and its folder if that is empty then."""
     if is_link(entry, directory_name):
         logger.warning("Left %s/%s alone: it is a link, which this package does not make.", entry.url, directory_name)
         return SweepReport()
     directory = entry.below(directory_name)
     abort_uploads(directory)
     foreign, num_files, num_bytes = [], 0, 0
-    for info in directory.list():
+    # Files first: a task that still works in a staging folder cannot keep them.
+    for info in sorted(directory.list(), key=lambda info: info.is_directory):
         if is_ours(info):
             directory.delete_file(info.name)
             num_files, num_bytes = num_files + 1, num_bytes + info.num_bytes
+        elif info.is_directory and not info.is_link and _STAGING.fullmatch(info.name):
+            # In our own folder it is all ours. After a commit a task that ran twice, and lost, may make it anew.
+            directory.below(info.name).delete_tree()
         else:
             foreign.append(info.name)
     if foreign:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from converter.cache.entries import attempt_of, delete_corrupt, is_in_use, load_manifest, says_it_is_kept
 from converter.cache.finding import is_entry
 from converter.cache.leases import RENEW_SECONDS, held_attempts, held_now, is_dead
-from converter.cache.removal import SweepReport, abort_orphaned, delete_data, delete_uncommitted, is_link, is_ours
+from converter.cache.removal import SweepReport, abort_orphaned, delete_data, is_link, is_ours
 from converter.cache.roots import ATTEMPT_PATTERN, LEASE_PATTERN, MANIFEST, PASSING_PATTERN, named_errors
 from converter.errors import CacheCorruptError, CacheError
 from converter.manifest import Manifest
@@ -164,5 +164,4 @@ def _sweep_attempt(
     # A manifest that became corrupt meanwhile may name this attempt.
     if is_in_use(root, key, attempt_id, if_corrupt=not is_corrupt):
         return SweepReport()
-    # A committed entry has no staging folder left.
-    return counted + (delete_data if was_committed else delete_uncommitted)(entry, directory_name)
+    return counted + delete_data(entry, directory_name)

@@ -117,9 +117,15 @@ class LocalStorage(Storage):
             os.unlink(name_there, dir_fd=folder)
 
     def delete_tree(self) -> None:
-        """Remove this directory with all that is in it; what links lead to stays."""
-        with contextlib.suppress(FileNotFoundError), self._opened_folder_of() as (folder, name_there):
-            remove_tree(name_there, folder)
+        """Remove this directory with all that is in it; what links lead to stays, and what is made there meanwhile."""
+        try:
+            with self._opened_folder_of() as (folder, name_there):
+                remove_tree(name_there, folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
     def delete_directory_if_empty(self) -> None:
         """Remove this directory if it is empty."""

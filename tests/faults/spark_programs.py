@@ -206,8 +206,8 @@ def write_with_fault(spark: SparkSession, fault: str, writer: str, folder: Path)
         df, cache_dir=cache_dir, writer=writer, row_group_bytes=SMALL_ROW_GROUP_BYTES, categories=["kind"]
     ) as converter:
         at_commit = stored(converter)
-        # Who lost is being ended, and may still be at work.
-        wait_until(lambda: not writers_below(cache_dir), seconds=30)
+        # Who lost is being ended, and may still be at work, or about to open its file.
+        wait_until(lambda: not num_running_tasks(spark) and not writers_below(cache_dir), seconds=30)
         result = {
             "is_right": is_right(converter, ROWS_OF_A_PARTITION * PARTITIONS),
             "listed": listed(converter),
@@ -222,6 +222,12 @@ def write_with_fault(spark: SparkSession, fault: str, writer: str, folder: Path)
         "written_left": [str(path) for path in written if path.exists()],
         "left": paths_below(cache_dir),
     }
+
+
+def num_running_tasks(spark: SparkSession) -> int:
+    """The tasks that executors have not yet ended, of stages that are over too."""
+    executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()  # type: ignore[union-attr]
+    return sum(executor.numRunningTasks() for executor in executors)
 
 
 def writers_below(directory: str | Path) -> list[int]:

@@ -97,6 +97,42 @@ def test_a_data_folder_that_is_a_link_keeps_what_stands_behind_it(
     assert tree(users) == before
 
 
+@pytest.mark.parametrize("removal", [_delete, _let_go, _sweep])
+def test_what_a_task_that_lost_made_after_the_commit_goes_with_the_entry(removal: Removal, cache_dir: Path) -> None:
+    # Spark ends the other attempt of a task after the job: that one may make the committer's folders anew.
+    leave_entry(cache_dir)
+    staging = _data_folder(cache_dir / ROOT / KEY) / "_temporary" / "0" / "_temporary"
+    (staging / "attempt_1").mkdir(parents=True)
+    (staging / "attempt_1" / DATA_NAME).write_bytes(b"half")
+    removal(cache_dir)
+    if removal is _let_go:
+        sweep(cache_dir)
+    assert [path.name for path in (cache_dir / ROOT).iterdir()] == [".owner"]
+
+
+def test_files_that_a_task_makes_while_its_folder_is_removed_keep_no_other(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_entry(cache_dir)
+    data = _data_folder(cache_dir / ROOT / KEY)
+    late = data / "_temporary" / "0" / DATA_NAME
+    late.parent.mkdir(parents=True)
+    rmdir = os.rmdir
+
+    def make_then_remove(path: str, *, dir_fd: int | None = None) -> None:
+        if path == "_temporary":
+            late.parent.mkdir(exist_ok=True)
+            late.write_bytes(b"late")
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", make_then_remove)
+    _delete(cache_dir)
+    assert tree(data).keys() == {"_temporary", "_temporary/0", f"_temporary/0/{DATA_NAME}"}
+    monkeypatch.undo()
+    sweep(cache_dir)
+    assert [path.name for path in (cache_dir / ROOT).iterdir()] == [".owner"]
+
+
 def test_an_attempts_folder_that_became_a_link_keeps_what_stands_behind_it(tmp_path: Path, cache_dir: Path) -> None:
     root = roots.open_root(str(cache_dir))
     attempt = entries.begin(root, KEY, application_id="app-1")
