@@ -9,6 +9,7 @@ Both sides start from `_key`: an integer that no two ids of a column share, and 
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,13 @@ _VECTOR_SIZE = 6
 
 def known_rows(spark: SparkSession, num_rows: int, *, nulls: bool = False, partitions: int = 3) -> DataFrame:
     """The rows of ids `0 … num_rows - 1`, in their order, in `partitions` partitions."""
-    columns = (_null_where(name, column, nulls).alias(name) for name, column in _spark_columns())
-    return spark.range(0, num_rows, 1, partitions).select("id", *columns)
+    return spark.range(0, num_rows, 1, partitions).select("id", *_columns_of(spark, nulls))
+
+
+@functools.lru_cache(maxsize=4)
+def _columns_of(spark: SparkSession, nulls: bool) -> list[Column]:
+    """Made once per session: classic Spark is asked 7,000 times for them, which takes as long as to convert them."""
+    return [_null_where(name, column, nulls).alias(name) for name, column in _spark_columns()]
 
 
 def known_values(ids: Sequence[int] | Ids, *, nulls: bool = False, float_dtype: str = "float32") -> dict[str, Array]:
