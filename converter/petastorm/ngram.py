@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -163,10 +164,11 @@ class NGram:
         if gaps.dtype.kind != "m" or isinstance(threshold, np.timedelta64):
             return threshold
         unit = np.datetime_data(gaps.dtype)[0]
-        if unit == "ns":
-            # No gap is longer than what 64 bits of nanoseconds hold.
-            return np.timedelta64(min(1000 * int(threshold), np.iinfo(np.int64).max), "ns")
-        return np.timedelta64(int(threshold), unit)  # type: ignore[call-overload]
+        most = np.iinfo(np.int64).max
+        # Gaps are whole numbers: one above the threshold is above its floor. No gap is longer than 64 bits hold.
+        threshold = threshold * 1000 if unit == "ns" else threshold
+        whole = math.floor(max(threshold, -most)) if threshold < most else most
+        return np.timedelta64(whole, unit)  # type: ignore[call-overload]
 
     def _without_overlap(self, starts: npt.NDArray[np.int64], times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         if self.length == 1:

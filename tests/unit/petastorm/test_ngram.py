@@ -113,6 +113,22 @@ def test_windows_are_equal_if_their_fields_are() -> None:
     assert ngram_of(2, 1) != ngram_of(3, 1)
 
 
+@pytest.mark.parametrize("unit", ["us", "ns"])
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [(1.2, [0, 3]), (2.5, [0, 1, 3]), (0.4, []), (float("inf"), [0, 1, 2, 3]), (float("-inf"), []), (-0.5, [])],
+)
+def test_a_threshold_of_times_need_not_be_whole(unit: str, threshold: float, expected: list[int]) -> None:
+    # Gaps of 1, 2, 3 and 1 microseconds.
+    times = np.array([0, 1, 3, 6, 7], "M8[us]").astype(f"M8[{unit}]")
+    assert ngram_of(2, threshold).starts(times).tolist() == expected
+
+
+def test_a_part_of_a_microsecond_counts_where_times_have_nanoseconds() -> None:
+    times = np.array([0, 1200, 2400, 4000], "M8[ns]")
+    assert ngram_of(2, 1.5).starts(times).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("finer", [0, 1])
 def test_a_threshold_of_times_counts_microseconds_whatever_their_unit(finer: int) -> None:
     times = np.array([0, 1_000_000, 2_000_000 + finer, 9_000_000], "M8[ns]")
