@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
 import os
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import IntegerType, LongType, ShortType
+from pyspark.sql.types import IntegerType, LongType, ShortType, TimestampType
 
 from converter.petastorm import make_reader
 from converter.petastorm.codecs import NdarrayCodec, ScalarCodec
@@ -298,6 +299,29 @@ def test_a_dataset_is_written_over_spark_connect(tmp_path: Path) -> None:
         "has_more_row_groups_than_files": True,
         "has_schema": True,
     }
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+@pytest.mark.parametrize("is_new", [True, False], ids=["of the column", "of another one"])
+def test_spark_reads_times_beside_a_column_that_an_append_adds(
+    spark: SparkSession, tmp_path: Path, is_new: bool
+) -> None:
+    time = UnischemaField("time", np.datetime64, (), ScalarCodec(TimestampType()), True)
+    number = UnischemaField("number", np.int64, (), ScalarCodec(LongType()), True)
+    first, second = (number, time) if is_new else (time, number)
+    source, at = (tmp_path / "source").as_uri(), dt.datetime.fromisoformat("2026-01-02T03:00:00")
+    values = {"time": at, "number": 7}
+    for fields in ([first], [first, second]):
+        schema = Unischema("S", fields)
+        with materialize_dataset(spark, source, schema):
+            # As INT96, Spark's default.
+            frame = spark.createDataFrame([tuple(values[name] for name in schema.fields)], schema.as_spark_schema())
+            frame.coalesce(1).write.mode("append").parquet(source)
+    expected = {(values[first.name], None), (values[first.name], values[second.name])}
+    assert {tuple(row) for row in spark.read.parquet(source).collect()} == expected
+    assert len(dataset_as_rdd(source, spark).collect()) == 2
+    copy_dataset(spark, source, (tmp_path / "copy").as_uri(), None, None, False, None, None)
+    assert {tuple(row) for row in spark.read.parquet((tmp_path / "copy").as_uri()).collect()} == expected
 
 
 @pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")

@@ -149,6 +149,7 @@ def write_metadata(
         if len(whole) > len(columns):
             # Spark's own list of the columns, which it prefers to them.
             before.pop(_SPARK_COLUMNS_KEY, None)
+            whole = pa.schema([field.with_type(_known_to_spark(field.type)) for field in whole])
     except SourceError as error:
         raise PetastormMetadataGenerationError(
             f"The files are written, if there are any, but not their metadata: {error} Once that is mended, run "
@@ -183,6 +184,13 @@ def _with_later_columns(columns: pa.Schema, schemas: Sequence[pq.ParquetSchema])
             for field in schema.to_arrow_schema():
                 columns = columns if field.name in columns.names else columns.append(field.with_nullable(True))
     return columns
+
+
+def _known_to_spark(kind: pa.DataType) -> pa.DataType:
+    """The type, with Spark's times for INT96: Arrow takes these for nanoseconds, which Spark refuses."""
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_known_to_spark(kind.value_type)))
+    return pa.timestamp("us", "UTC") if kind == pa.timestamp("ns") else kind
 
 
 def _written_before(store: Store) -> tuple[pa.Schema, dict[bytes, bytes]]:
