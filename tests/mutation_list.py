@@ -2455,7 +2455,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         module="frameworks/torch/loader.py",
         claim="each later epoch of a short loader begins where it was resumed",
-        old="anew=epochs.is_named",
+        old="anew=is_later",
         new="anew=False",
         tests=("tests/integration/test_frameworks.py",),
     ),

@@ -76,6 +76,8 @@ def count_on(trainer: Any) -> None:
         _begin_epoch(epoch, loaders)
     else:
         _end_those_that_had_ended(epochs, loaders, epoch)
+        for loader in loaders:
+            loader.sampler.follow(epoch)
     # The longest one decides when an epoch ends, as in Lightning's default for several loaders.
     longest = max(loaders, key=len)
     others = (one for one in _flat(trainer.train_dataloader) if not isinstance(one, ours.TorchDataLoader))

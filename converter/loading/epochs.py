@@ -59,8 +59,11 @@ class Epochs:
         self.next = _Progress(epoch=0, past=(), epochs_done=0)
         """Where the next iteration begins."""
 
-        self.is_resumed = self.is_named = False
-        """Whether it begins where a state was taken that was loaded, and whether a training named an epoch since."""
+        self.is_resumed = False
+        """Whether it begins where a state was taken that was loaded."""
+
+        self.training_epoch: int | None = None
+        """The epoch of a resumed training, if somebody has told it: a loader may be in a later one."""
 
         self._progress: _Progress | None = None
         """Of the iteration that handed out the last batch; None if the state is that of the next one."""
@@ -259,7 +262,7 @@ class Epochs:
         # A loader with fewer epochs than the saved one still reads the rest of this epoch.
         most = loaded.epochs_done if self.num_epochs is None else self.num_epochs - 1
         self.begin_at(loaded.epoch, min(loaded.epochs_done, most), loaded.past)
-        self.is_resumed, self.is_named = True, False
+        self.is_resumed, self.training_epoch = True, None
 
     def check_open(self) -> None:
         """Raise ConverterError if the loader was closed."""
@@ -315,7 +318,7 @@ class Epochs:
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no running iteration.
         kept = {"source": self.source, "num_epochs": self.num_epochs, "next": self.next}
-        kept |= {"is_resumed": self.is_resumed, "is_named": self.is_named, "_closed": self._closed}
+        kept |= {"is_resumed": self.is_resumed, "training_epoch": self.training_epoch, "_closed": self._closed}
         return {**kept, "_begun_in": None, "_progress": None, "_files": None, "_is_checked": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

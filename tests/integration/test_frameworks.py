@@ -408,6 +408,25 @@ def test_two_loaders_at_once_go_on_each_with_its_next_row(
         assert at_end.seen == whole.seen[step:]
 
 
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_start"])
+def test_lightning_goes_on_with_the_very_next_row_though_the_model_names_the_epoch_too(
+    converter: DatasetConverter, tmp_path: Path, hook: str
+) -> None:
+    path, step = tmp_path / "middle.ckpt", STEPS + 9
+
+    class Naming(Model):
+        def name_epoch(self, *_: Any) -> None:
+            self.trainer.train_dataloader.sampler.set_epoch(self.current_epoch)
+
+    setattr(Naming, hook, Naming.name_epoch)
+    before, after = Naming(), Naming()
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        make_trainer(tmp_path, SaveAt(step, path), max_epochs=2).fit(before, loader)
+    with converter.make_torch_dataloader(**SHUFFLED) as loader:
+        make_trainer(tmp_path, max_epochs=3).fit(after, loader, ckpt_path=path)
+    assert after.ids == list(itertools.chain(*epochs_of(converter, 3)))[step * BATCH_SIZE :]
+
+
 def test_a_second_fit_without_a_checkpoint_counts_from_the_start(converter: DatasetConverter, tmp_path: Path) -> None:
     first, second = Model(), Model()
     with converter.make_torch_dataloader(**SHUFFLED) as loader:
@@ -958,6 +977,34 @@ def test_a_look_at_a_batch_leaves_a_loaded_place_where_it_is(converter: DatasetC
         for epoch in (2, 3):
             other.sampler.set_epoch(epoch)
             assert (head if epoch == 2 else []) + ids_of(other) == expected[epoch]
+
+
+def look(loader: Any) -> None:
+    next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([2, 2], id="twice"),
+        pytest.param([2, 0], id="by the program, and by Fabric, which counts from 0"),
+        pytest.param([0, look, 1], id="by Fabric, for a look at a batch and for the rest"),
+        pytest.param([2, look, 2], id="for a look at a batch and for the rest"),
+    ],
+)
+def test_a_loaded_place_is_kept_however_often_an_epoch_is_named(converter: DatasetConverter, names: list[Any]) -> None:
+    expected = epochs_of(converter, 4)
+    with converter.make_torch_dataloader(**SHUFFLED) as loader, converter.make_torch_dataloader(**SHUFFLED) as other:
+        loader.sampler.set_epoch(2)
+        head = ids_of(itertools.islice(loader, 6))
+        other.load_state_dict(loader.state_dict())
+        for each in names:
+            if each is look:
+                look(other)
+            else:
+                other.sampler.set_epoch(each)
+        assert head + ids_of(other) == expected[2]
+        assert ids_of(other) == expected[3]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

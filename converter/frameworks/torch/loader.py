@@ -369,12 +369,15 @@ class _EpochSampler(Sampler[None]):
         """Let the loader's next iteration begin with this epoch, unless a state was loaded that is further on.
 
         Of several loaders at once a short one is in a later epoch than the training, which begins it again and again.
-        From the second epoch on that is named, each begins with its first row.
         """
-        epochs = self._epochs
-        if not epochs.is_resumed or epochs.is_named or epoch > epochs.next.epoch:
-            epochs.set_next(epoch, anew=epochs.is_named)
-        epochs.is_named = True
+        epochs, training = self._epochs, self._epochs.training_epoch
+        is_later = training is not None and epoch > training
+        if not epochs.is_resumed or is_later or epoch > epochs.next.epoch:
+            epochs.set_next(epoch, anew=is_later)
+
+    def follow(self, epoch: int) -> None:
+        """Be told the epoch of a resumed training: a later one that it names begins with its first row."""
+        self._epochs.training_epoch = epoch
 
 
 _Part = tuple[Batch, int]
