@@ -246,8 +246,8 @@ def _check_exact(kind: Any, whole: Array) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         floating = whole.astype(kind)
         is_other = (floating.astype(whole.dtype) != whole) | (floating >= 2.0 ** np.iinfo(whole.dtype).bits)
-    if whole.dtype.kind == "i":
-        is_other |= floating >= 2.0 ** (np.iinfo(whole.dtype).bits - 1)
+        if whole.dtype.kind == "i":
+            is_other |= floating >= 2.0 ** (np.iinfo(whole.dtype).bits - 1)
     if is_other.any():
         raise ValueError(_beyond(kind, whole[is_other][0]))
 

@@ -533,10 +533,20 @@ def test_folders_of_partitions_with_escaped_signs_are_read(spark: SparkSession, 
 
 def test_a_name_in_which_spark_puts_variables_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     named = spark.range(1).toDF("a${b}")
-    for df in (named, named.select(F.struct("`a${b}`").alias("x"))):
+    quoted = spark.range(1).toDF('a"${b}')
+    for df in (
+        named,
+        named.select(F.struct("`a${b}`").alias("x")),
+        named.select(F.array(F.struct("`a${b}`")).alias("x")),
+    ):
         with pytest.raises(ValueError, match=r"Column 'a\$\{b\}' has a name in which Spark puts a variable"):
             make_spark_converter(df)
+    with pytest.raises(ValueError, match="has a name in which Spark puts a variable"):
+        make_spark_converter(quoted)
     assert not list(tmp_path.iterdir())
+    # Not the column's own name, as a VectorAssembler notes those that it took.
+    described = spark.range(1).withMetadata("id", {"attributes": [{"name": "cost_${x}"}]})
+    assert ids_of(make_spark_converter(described)) == [0]
 
 
 @pytest.mark.parametrize("is_all", [False, True])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import re
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -67,9 +66,9 @@ _locks: dict[str, threading.Lock] = {}
 def write_or_find(df: DataFrame, options: WriteOptions, begin: Callable[[str], object]) -> str:
     """The URL of the DataFrame's files; `begin` is called with it before they are written. Equal ones wait for one."""
     schema = df.schema.json()
-    if (varied := re.search(r'"name":"([^"]*\$\{[^"]*)"', schema)) is not None:
+    if (varied := next((name for name in _names_in(df.schema) if "${" in name), None)) is not None:
         raise ValueError(
-            f"Column {varied[1]!r} has a name in which Spark puts a variable when it writes Parquet. Rename it, "
+            f"Column {varied!r} has a name in which Spark puts a variable when it writes Parquet. Rename it, "
             "for example by df.withColumnRenamed."
         )
     key = repr((options, schema))
@@ -166,3 +165,13 @@ def _convert_precision(df: DataFrame, dtype: str | None) -> DataFrame:
 def _quoted(df: DataFrame, name: str) -> Any:
     """A column whose name may have dots."""
     return df["`{}`".format(name.replace("`", "``"))]
+
+
+def _names_in(kind: Any) -> Iterator[str]:
+    """The names of a type's members, at every depth."""
+    for field in getattr(kind, "fields", ()):
+        yield field.name
+        yield from _names_in(field.dataType)
+    for part in ("elementType", "keyType", "valueType"):
+        if hasattr(kind, part):
+            yield from _names_in(getattr(kind, part))

@@ -118,6 +118,12 @@ def test_numbers_of_a_wider_type_do_not_wrap_around(number: int) -> None:
             convert_scalar(np.uint8, value)
 
 
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_whole_numbers_that_half_precision_holds_are_read_without_a_warning(kind: pa.DataType) -> None:
+    column = convert_column(np.float16, pa.array([2, -7], kind))
+    assert column.tolist() == [2, -7]
+
+
 def test_nulls_among_whole_numbers_of_a_list_are_refused() -> None:
     with pytest.raises(ValueError, match="a list holds a null"):
         convert_column(np.int32, pa.array([[1, None]]))
