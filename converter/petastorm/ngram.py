@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -165,10 +166,13 @@ class NGram:
             return threshold
         unit = np.datetime_data(gaps.dtype)[0]
         most = np.iinfo(np.int64).max
+        # NumPy's numbers would wrap around, and 1.001 is meant as it is written.
+        threshold = threshold.item() if isinstance(threshold, np.generic) else threshold
+        if isinstance(threshold, float):
+            threshold = Fraction(repr(threshold)) if math.isfinite(threshold) else (-1 if threshold < 0 else most)
         # Gaps are whole numbers: one above the threshold is above its floor. No gap is longer than 64 bits hold.
-        threshold = threshold * 1000 if unit == "ns" else threshold
-        whole = math.floor(max(threshold, -most)) if threshold < most else most
-        return np.timedelta64(whole, unit)  # type: ignore[call-overload]
+        whole = math.floor(threshold * 1000 if unit == "ns" else threshold)
+        return np.timedelta64(max(-1, min(whole, most)), unit)  # type: ignore[call-overload]
 
     def _without_overlap(self, starts: npt.NDArray[np.int64], times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         if self.length == 1:

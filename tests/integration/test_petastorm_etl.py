@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, ShortType, TimestampType
 
 from converter.petastorm import make_reader
@@ -322,6 +323,31 @@ def test_spark_reads_times_beside_a_column_that_an_append_adds(
     assert len(dataset_as_rdd(source, spark).collect()) == 2
     copy_dataset(spark, source, (tmp_path / "copy").as_uri(), None, None, False, None, None)
     assert {tuple(row) for row in spark.read.parquet((tmp_path / "copy").as_uri()).collect()} == expected
+
+
+@pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")
+@pytest.mark.parametrize("is_listed", [True, False], ids=["by Spark", "by pyarrow"])
+def test_an_append_that_adds_a_column_keeps_what_spark_alone_knows_of_the_others(
+    spark: SparkSession, tmp_path: Path, is_listed: bool
+) -> None:
+    fields = [
+        UnischemaField("id", np.int64, (), ScalarCodec(LongType())),
+        UnischemaField("b", np.int64, (), None, True),
+    ]
+    source = tmp_path / "source"
+    gap = F.expr("interval '3' day").alias("gap")
+    with materialize_dataset(spark, source.as_uri(), Unischema("S", fields[:1])):
+        spark.range(1).select("id", gap).coalesce(1).write.parquet(source.as_uri())
+    with materialize_dataset(spark, source.as_uri(), Unischema("S", fields)):
+        if is_listed:
+            later = spark.range(1, 2).select("id", gap, F.lit(7).cast("long").alias("b"))
+            later.coalesce(1).write.mode("append").parquet(source.as_uri())
+        else:
+            pq.write_table(pa.table({"id": [1], "gap": [3 * 86_400_000_000], "b": [7]}), source / "later.parquet")
+    found = spark.read.parquet(source.as_uri())
+    assert {(row.id, row.b) for row in found.select("id", "b").collect()} == {(0, None), (1, 7)}
+    # Nobody has told Spark of the added column where pyarrow wrote it, so the columns are those of Parquet.
+    assert found.schema["gap"].dataType.simpleString() == ("interval day" if is_listed else "bigint")
 
 
 @pytest.mark.filterwarnings("ignore::converter.petastorm.PetastormDeprecationWarning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import posixpath
 import threading
@@ -143,12 +144,13 @@ def write_metadata(
             threads_count=_FOOTER_THREADS,
             given_up=threading.Event(),
         )
-        counts = [count for count, _ in footers]
+        counts = [told.num_row_groups for told in footers]
         columns, before = _written_before(store)
-        whole = _with_later_columns(columns, [schema for _, schema in footers])
-        if len(whole) > len(columns):
-            # Spark's own list of the columns, which it prefers to them.
-            before.pop(_SPARK_COLUMNS_KEY, None)
+        whole = _with_later_columns(columns, [told.schema for told in footers])
+        if added := whole.names[len(columns) :]:
+            # Spark prefers its own list of the columns to them.
+            listed = _with_listed(before.pop(_SPARK_COLUMNS_KEY, None), added, [told.listed for told in footers])
+            before |= {} if listed is None else {_SPARK_COLUMNS_KEY: listed}
             whole = pa.schema([field.with_type(_known_to_spark(field.type)) for field in whole])
     except SourceError as error:
         raise PetastormMetadataGenerationError(
@@ -170,9 +172,17 @@ def write_metadata(
     summary.write_summary(store.storage, whole, metadata)
 
 
-def _told(footer: pq.FileMetaData) -> tuple[int, pq.ParquetSchema]:
-    """The number of row groups of a file, and its columns."""
-    return footer.num_row_groups, footer.schema
+class _Told(NamedTuple):
+    """What is kept of a file's footer."""
+
+    num_row_groups: int
+    schema: pq.ParquetSchema
+    listed: bytes | None
+    """Spark's own list of the columns, with types that Parquet has not."""
+
+
+def _told(footer: pq.FileMetaData) -> _Told:
+    return _Told(footer.num_row_groups, footer.schema, (footer.metadata or {}).get(_SPARK_COLUMNS_KEY))
 
 
 def _with_later_columns(columns: pa.Schema, schemas: Sequence[pq.ParquetSchema]) -> pa.Schema:
@@ -184,6 +194,20 @@ def _with_later_columns(columns: pa.Schema, schemas: Sequence[pq.ParquetSchema])
             for field in schema.to_arrow_schema():
                 columns = columns if field.name in columns.names else columns.append(field.with_nullable(True))
     return columns
+
+
+def _with_listed(before: bytes | None, added: Sequence[str], later: Sequence[bytes | None]) -> bytes | None:
+    """Spark's list of the columns with those that later files' lists have too; None if one is in none of them."""
+    if before is None:
+        return None
+    try:
+        lists = [json.loads(text)["fields"] for text in dict.fromkeys([before, *later]) if text is not None]
+        known = {field["name"]: field for fields in reversed(lists) for field in fields}
+        first = {field["name"] for field in lists[0]}
+        fields = [*lists[0], *({**known[name], "nullable": True} for name in added if name not in first)]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return json.dumps({"type": "struct", "fields": fields}).encode()
 
 
 def _known_to_spark(kind: pa.DataType) -> pa.DataType:

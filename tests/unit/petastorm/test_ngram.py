@@ -127,6 +127,24 @@ def test_a_threshold_of_times_need_not_be_whole(unit: str, threshold: float, exp
 def test_a_part_of_a_microsecond_counts_where_times_have_nanoseconds() -> None:
     times = np.array([0, 1200, 2400, 4000], "M8[ns]")
     assert ngram_of(2, 1.5).starts(times).tolist() == [0, 1]
+    assert ngram_of(2, 1.001).starts(np.array([0, 1001, 2003], "M8[ns]")).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        np.int8(100),
+        np.int16(100),
+        np.int32(3_000_000),
+        np.uint32(4_294_968),
+        np.int64(2**62),
+        np.float16(100),
+        np.float32(9),
+    ],
+)
+def test_a_threshold_may_be_any_of_numpys_numbers(threshold: Any) -> None:
+    times = np.array([0, 5_000, 3_600_000_005_000], "M8[ns]")
+    assert ngram_of(2, threshold).starts(times).tolist() == ([0, 1] if int(threshold) > 3_600_000_000 else [0])
 
 
 @pytest.mark.parametrize("finer", [0, 1])
