@@ -441,6 +441,33 @@ def test_ranks_begin_the_next_epoch_together(tmp_path: Path, batches: int, rest_
     assert len(set(epochs)) == 1
 
 
+@pytest.mark.parametrize("num_epochs", [1, None])
+def test_an_epoch_that_was_read_to_its_end_is_not_read_again_if_it_is_named(
+    vectors: DatasetConverter, num_epochs: int | None
+) -> None:
+    """As in a loop over epochs that begins with the one of its checkpoint."""
+    with vectors.make_tf_dataset(batch_size=10, num_epochs=num_epochs, **MIXED) as dataset:
+        dataset.set_epoch(1)
+        iterator = iter(dataset)
+        num_batches = -(-len(vectors) // 10)
+        whole = ids(itertools.islice(iterator, num_batches))
+        state = dataset.state_dict(batches=num_batches)
+        del iterator
+    with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
+        dataset.load_state_dict(state)
+        dataset.set_epoch(1)
+        assert ids(dataset) == []
+        dataset.set_epoch(2)
+        later = ids(dataset)
+        assert sorted(later) == sorted(whole)
+        # Named once more, it is asked for.
+        dataset.set_epoch(1)
+        assert ids(dataset) == whole
+        # And without a name the next one begins.
+        dataset.load_state_dict(state)
+        assert ids(dataset) == later
+
+
 def test_a_state_that_nobody_can_know_is_asked_for(vectors: DatasetConverter) -> None:
     with vectors.make_tf_dataset(batch_size=10, **MIXED) as dataset:
         mapped = iter(dataset.map(lambda batch: batch))

@@ -134,6 +134,7 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._epochs.settle_shard()
         self._lock = threading.RLock()  # A signal's handler may ask for the state while this thread holds it.
         self._begun: Any = None
+        self._passed: Any = None  # The place that was loaded, if no row of its epoch was left.
         """Where the last iteration began."""
 
         self.is_asked_for = False
@@ -223,14 +224,17 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
         self._epochs.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin with this epoch, counted from 0.
+        """Let the next iteration begin with this epoch, counted from 0; where a loaded state is, if it is in there.
 
         Raises:
             ValueError, TypeError: `epoch` is not a whole number of at least 0.
         """
         with self._lock:
+            passed = self._passed if self._begun is None else None
             self._settle()
-            self._begun = self._last_used = None
+            if passed is not None and (epoch, self._epochs.next.epoch) == (passed.epoch, passed.epoch + 1):
+                self._epochs.begin_at(passed.epoch, passed.epochs_done, passed.past)
+            self._begun = self._last_used = self._passed = None
             self._iterators = Living(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.set_next(epoch)
 
@@ -268,13 +272,14 @@ class TFDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no typ
             StateMismatchError: the state is of other rows or another order; the message says what differs.
         """
         with self._lock:
-            self._has_given_all, self._begun, self._last_used = False, None, None
+            self._has_given_all, self._begun, self._last_used, self._passed = False, None, None, None
             self._iterators = Living(iterator for iterator in self._iterators if not iterator.used)
             self._epochs.load_state_dict(state_dict)
             begin, num_epochs = self._epochs.next, self._epochs.num_epochs
             if begin.past and not is_any_batch_left(self._source, begin.epoch, begin.past):
                 done = begin.epochs_done + 1
                 self._epochs.begin_at(begin.epoch + 1, 0 if done == num_epochs else done, ())
+                self._passed = begin
 
     def next_begin(self) -> tuple[Any, int | None]:
         """Where the next iteration begins, and how many batches it has (None if it is endless)."""
